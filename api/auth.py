@@ -21,10 +21,10 @@ from api.pages.browser import is_page, is_same_origin, needs_no_key, session_of,
 from api.state import Api
 from api.wrong_keys import TooManyWrong
 from tuner.errors import UnusableStore
+from tuner.jobs.web import is_loopback
 from tuner.store.api_key import LOCAL, ApiKey, KeyState, key_hash
 from tuner.store.api_key import Scope as KeyScope
 from tuner.store.database import utc_now
-from tuner.web import is_loopback
 
 log = logging.getLogger("tuner.api.auth")
 

@@ -11,10 +11,10 @@ from api.first_key import ADD, make_first_key
 from api.settings import ApiSettings
 from tuner.errors import BadInput
 from tuner.jobs.client import KEY_VARIABLE, api_key, key_path
+from tuner.jobs.web import is_loopback
 from tuner.store.api_key import LOCAL, KeyState
 from tuner.store.database import utc_now
 from tuner.store.keys import KeyStore
-from tuner.web import is_loopback
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,9 @@ from tuner.jobs.workers import JobRequirements, WorkerStatus, engine_version_her
 from tuner.models.serving import Note, Serving
 from tuner.problems.dtypes import Dtype
 from tuner.problems.options import Option
+from tuner.problems.points import ServerSettings
 from tuner.problems.registry import families, problem_texts
 from tuner.problems.results import MeasureKind
-from tuner.problems.server import ServerSettings
 from tuner.store.api_key import check_name, parse_expiry, parse_scopes
 from tuner.store.database import utc_now
 from tuner.targets import TuningTarget, as_flags_say, only_problem, resolve_target, server_for

@@ -34,10 +34,10 @@ from api.key_policy import KeyPolicy, check_keys
 from api.pages.browser import HEALTH_PATHS, VALID_S
 from api.settings import HEAD_BYTES, ApiSettings
 from tuner.errors import BadInput
+from tuner.jobs.web import is_loopback
 from tuner.shell import command_line, export_line
 from tuner.store.connect import place_of
 from tuner.store.database import Database, only_server
-from tuner.web import is_loopback
 from workers.machine import LocalGpu, detect_gpus
 from workers.service import EmbeddedWorker
 from workers.telemetry import log_json

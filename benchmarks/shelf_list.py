@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from tuner.devices.table import Device
 from tuner.engines.dispatch import what_runs
 from tuner.engines.engine import Engine, names_model
-from tuner.engines.launch import with_experts
-from tuner.engines.settings import of_model, settings_to_keep
+from tuner.engines.settings import of_model, settings_to_keep, with_experts
 from tuner.errors import BadInput
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.models import experts_bytes, problems
@@ -17,7 +16,7 @@ from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.models.model import Model
 from tuner.models.serving import Serving
 from tuner.models.table import presets
-from tuner.problems.server import ServerSettings
+from tuner.problems.points import ServerSettings
 
 # How names of models begin, the most used first.
 KNOWN = (

@@ -7,7 +7,7 @@ import cases
 from tuner.families.dense_gemm.problem import DensePart, parse_dense_gemm
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial
-from tuner.tuning.baselines import Baselines
+from tuner.tuning.seeds import Baselines
 
 BLOCKS = parse_dense_gemm("block_gemm:N=2112,K=7168,dtype=fp8_w8a8,block=128x128")
 SMALL_BLOCKS = parse_dense_gemm("block_gemm:N=1152,K=1024,dtype=fp8_w8a8,block=32x32")

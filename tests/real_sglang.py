@@ -20,9 +20,10 @@ from tiers import only
 
 from tuner.bindings.sglang.attention.binding import launcher_source
 from tuner.bindings.sglang.fused_moe import binding
-from tuner.engines.sglang.package import SGLang, find_source
+from tuner.engines.sglang.package import SGLang
 from tuner.families.attention.problem import AttentionPhase
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
+from tuner.kernels.lift import find_source
 from tuner.problems.dtypes import Dtype
 
 VERSIONS = ("0.4.4", "0.5.2", "0.5.12", "0.5.16", "0.5.23")
@@ -47,7 +48,9 @@ def package(version: str) -> Path:
 def kernel_source(engine: SGLang, module: str) -> Path:
     """The file that holds "fused_moe", "extend_attention", "prefill_attention" or their like."""
     if module == FusedMoe.family:
-        return find_source(engine, binding.DENSE, binding._LOCATIONS)
+        return find_source(
+            engine.root, f"sglang {engine.version}", binding.DENSE, binding._LOCATIONS
+        )
     return launcher_source(engine, AttentionPhase(module.partition("_")[0]))
 
 

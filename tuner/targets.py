@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.engines.engine import names_model, parse_spec, supports
-from tuner.engines.launch import read_flags, with_experts
-from tuner.engines.settings import settings_kept, settings_to_keep
+from tuner.engines.settings import read_flags, settings_kept, settings_to_keep, with_experts
 from tuner.errors import (
     BadInput,
     BadProblem,
@@ -22,9 +21,8 @@ from tuner.errors import (
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
 from tuner.models.table import find_model, model_or_none
-from tuner.problems.points import Problem
+from tuner.problems.points import UNKNOWN_SERVER, Problem, ServerSettings
 from tuner.problems.registry import Family, families, find_family, parse_problem
-from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
 
 
 @dataclass(frozen=True)

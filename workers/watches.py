@@ -40,8 +40,8 @@ from tuner.jobs.workers import JobRequirements, WorkerStatus, engine_version_her
 from tuner.models.serving import Serving
 from tuner.models.table import find_preset
 from tuner.problems.dtypes import parse_dtype
+from tuner.problems.points import ServerSettings
 from tuner.problems.registry import find_family, parse_problem
-from tuner.problems.server import ServerSettings
 from tuner.store.nights import NightStore, StoredWatch
 from tuner.targets import (
     as_flags_say,

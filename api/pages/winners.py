@@ -11,9 +11,8 @@ from markupsafe import Markup
 
 from tuner.draw.chart import Chart, Series, Spot, draw_chart
 from tuner.draw.shapes import Colour, Drawing, Glyph, LogScale, svg_text
-from tuner.problems.points import title_of
+from tuner.problems.points import UNKNOWN_SERVER, ServerSettings, read_server, title_of
 from tuner.problems.registry import parts
-from tuner.problems.server import UNKNOWN_SERVER, ServerSettings, read_server
 from tuner.tuning.gains import NOT_MEASURED, OWN, WITHOUT_US, mean_gain
 
 

@@ -15,7 +15,7 @@ from benchmarks.served.process import RunningServer, free_ports
 from benchmarks.served.result import LoadGain, ServedComparison, Subject, backend_advice, gains_of
 from benchmarks.served.server import Server, ServerLaunch
 from tuner.deploy.load_proof import prove_loads, read_deployed
-from tuner.engines.launch import all_config_variables, config_variables
+from tuner.engines.settings import all_config_variables, config_variables
 from tuner.errors import NotEnoughMemory, ServerUnavailable
 
 _WARM_UP = "warm up"

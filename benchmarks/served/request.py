@@ -22,9 +22,9 @@ from benchmarks.served.server import server_of
 from tuner.deploy.load_proof import read_deployed
 from tuner.devices.here import asked_here
 from tuner.devices.table import Device, find_device
+from tuner.engines.config_files import PROVENANCE
 from tuner.engines.engine import PackageSource, find_packages, parse_spec
 from tuner.engines.settings import flags_of, of_model
-from tuner.engines.sidecars import PROVENANCE
 from tuner.errors import (
     BadInput,
     MeasurerUnavailable,

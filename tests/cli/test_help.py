@@ -147,7 +147,7 @@ def test_the_lists_have_the_other_names():
 def test_a_model_by_name_needs_no_reader_of_messages():
     """To import them takes longer than to read the model."""
     code = (
-        "import sys; from tuner.cli.command_target import read_command_target; "
+        "import sys; from tuner.cli.targets import read_command_target; "
         "assert read_command_target('deepseek-r1').model; "
         "sys.exit('tuner.diagnose' in sys.modules)"
     )

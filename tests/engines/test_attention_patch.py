@@ -14,7 +14,6 @@ from tuner.bindings.sglang.attention.binding import LAUNCHERS
 from tuner.bindings.sglang.attention.crash import explain
 from tuner.bindings.sglang.attention.remedy import find_remedy, launches_table
 from tuner.compile import CompileJob
-from tuner.compile.candidates import fit
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.families.attention.check import check_problems
@@ -84,7 +83,7 @@ def test_after_the_patch_all_launches_of_extend_fit(farm, version, device, tmp_p
     jobs = list(extend_jobs(kernels, card.target))
     assert len(jobs) == 5
     farm.submit(jobs)
-    found = [fit(compiled, card.shared_optin_bytes) for _, compiled in farm.completed()]
+    found = [compiled.within(card.shared_optin_bytes) for _, compiled in farm.completed()]
     assert all(compiled.ok for compiled in found)
     assert card.shared_optin_bytes == LIMIT
     assert max(compiled.shared_bytes for compiled in found) <= 71_680

@@ -21,7 +21,6 @@ from tiers import only
 
 from tuner.bindings.sglang.fused_moe.binding import lift_fused_moe
 from tuner.compile import CompileJob, Farm, KernelCompiler, results
-from tuner.compile.candidates import fit
 from tuner.compile.farm import triton_build
 from tuner.compile.results import ResultCache, compile_code, default_cache_dir
 from tuner.devices.table import find_device
@@ -159,8 +158,8 @@ def test_a_config_over_the_devices_limit_is_out_of_resources(farm, kernels):
 
 def test_a_kernel_may_use_all_of_a_blocks_shared_memory():
     whole, over = Compiled(Status.OK, 101_376), Compiled(Status.OK, 101_377)
-    assert fit(whole, 101_376) is whole
-    refused = fit(over, 101_376)
+    assert whole.within(101_376) is whole
+    refused = over.within(101_376)
     assert refused.status is Status.OUT_OF_RESOURCES
     assert refused.detail == "needs 101,377 bytes of shared memory, limit 101,376"
 

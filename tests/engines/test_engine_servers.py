@@ -19,7 +19,7 @@ from tiers import only
 from benchmarks.served.dummy_weights import fill_weight
 from benchmarks.served.server import Server, ServerLaunch, server_of
 from tuner.engines.engine import find_packages
-from tuner.engines.launch import all_config_variables, config_variables, unknown_flags
+from tuner.engines.settings import all_config_variables, config_variables, unknown_flags
 from tuner.engines.sglang.package import SGLang
 
 SGLANG = ["0.5.2", "0.5.12", "0.5.16", "0.5.23"]

@@ -34,9 +34,9 @@ from tuner.problems.results import (
     Totals,
 )
 from tuner.store.results import ResultStore
-from tuner.tuning.baselines import KEPT
 from tuner.tuning.report import RunReport
 from tuner.tuning.request import Effort, KnownBefore, Request, Source, prepare
+from tuner.tuning.seeds import KEPT
 
 ENGINE = find_engine("sglang==0.5.16")
 H100, H200 = find_device("H100"), find_device("H200")

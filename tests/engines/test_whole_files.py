@@ -28,8 +28,8 @@ from tuner.export.export import export_device
 from tuner.families.dense_gemm.engine import gemm_engine
 from tuner.families.dense_gemm.predict import CLEAR_GAIN
 from tuner.families.dense_gemm.space import find_baselines
-from tuner.families.fused_moe.baselines import find_baselines as moe_baselines
 from tuner.families.fused_moe.choose import MoeChooser
+from tuner.families.fused_moe.choose import find_baselines as moe_baselines
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.families.fused_moe.recording import read_recording

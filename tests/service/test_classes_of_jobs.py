@@ -16,18 +16,16 @@ from typer.testing import CliRunner
 from api.requests import SubmitJob, job_request
 from api.settings import ApiSettings
 from tuner.cli import app
-from tuner.cli.command_target import read_command_target
 from tuner.cli.family_options import FamilyChoice
-from tuner.cli.targets import TargetOptions, targets_and_settings
+from tuner.cli.targets import TargetOptions, read_command_target, targets_and_settings
 from tuner.devices.table import find_device
 from tuner.engines.dispatch import what_runs
 from tuner.engines.settings import of_model, server_settings, settings_kept, settings_to_keep
 from tuner.errors import BadInput
 from tuner.jobs.job import JobRequest, read_request
 from tuner.models.table import find_preset, presets
-from tuner.problems.points import Problem
+from tuner.problems.points import Problem, ServerSettings, read_server
 from tuner.problems.results import Totals
-from tuner.problems.server import ServerSettings, read_server
 from tuner.tuning.run import runs_without_us
 from workers import run_job
 from workers.settings import Settings

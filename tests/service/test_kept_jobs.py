@@ -12,7 +12,7 @@ from tuner.jobs.attempts import AttemptOutcome
 from tuner.jobs.job import JobFilter
 from tuner.store.database import Database
 from tuner.store.leases import Leases
-from tuner.tuning.baselines import KEPT
+from tuner.tuning.seeds import KEPT
 from workers.coverage import WatchState
 from workers.nightly import work_of
 from workers.run_job import do_job

@@ -17,8 +17,8 @@ from sqlalchemy import inspect, make_url, text
 from store_writer import KEY
 
 from tuner.errors import NewerSchema, UnusableStore, WrongSchema
+from tuner.problems.points import UNKNOWN_SERVER, ServerSettings
 from tuner.problems.results import Totals
-from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
 from tuner.store.connect import connect, writer
 from tuner.store.database import HEAD, Database, alembic_config
 from tuner.store.results import ResultStore

@@ -22,7 +22,7 @@ from api.fields import Strict, body_field
 from tuner.devices.table import devices, find_device
 from tuner.engines import engine as engines
 from tuner.engines.engine import Engine, find_engine, kernel_hash, supports
-from tuner.engines.launch import all_config_variables
+from tuner.engines.settings import all_config_variables
 from tuner.errors import BadInput, BadProblem, UnknownEngine, UnsupportedFamily, UnsupportedKernel
 from tuner.export.delivery import Delivery, delivery_of
 from tuner.jobs.job import refuse_undoable

@@ -22,7 +22,7 @@ from advice_cases import (
 
 from tuner.backends.registry import Backend
 from tuner.devices.table import find_device
-from tuner.engines.dispatch import NOT_KNOWN
+from tuner.engines.dispatch_table import NOT_KNOWN
 from tuner.engines.engine import Engine
 from tuner.engines.settings import of_model, server_settings
 from tuner.errors import BadInput
@@ -35,10 +35,9 @@ from tuner.export.advice import (
 )
 from tuner.export.plan import ModelPlan, Reads, plan_model
 from tuner.export.servers import for_servers
-from tuner.problems.points import Problem
+from tuner.problems.points import Problem, ServerSettings
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Entry, Incumbent, Status
-from tuner.problems.server import ServerSettings
 from tuner.tuning.gains import CLEAR_GAIN, NOISE
 
 H200, H100 = map(find_device, ("H200", "H100"))

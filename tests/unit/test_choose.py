@@ -13,7 +13,7 @@ from tuner.families.fused_moe.choose import MAKERS, SLOWER, MoePolicy, choose
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial, untimed
-from tuner.tuning.baselines import KEPT
+from tuner.tuning.seeds import KEPT
 
 EXACT = MoePolicy(noise=0.0)
 

@@ -9,8 +9,7 @@ import pytest
 from tiers import only
 
 from tuner.devices.table import find_device
-from tuner.engines.dispatch import engine_runs, seen_to_run, what_runs
-from tuner.engines.dispatch_answer import Runs
+from tuner.engines.dispatch import Runs, engine_runs, seen_to_run, what_runs
 from tuner.engines.dispatch_table import UnknownFact
 from tuner.engines.engine import release_of
 from tuner.engines.settings import flags_of, of_class, of_model

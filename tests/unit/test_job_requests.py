@@ -13,9 +13,8 @@ from tuner.families.attention.workloads import WorkPoint, usual_workload
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.jobs.job import read_request, refuse_undoable
-from tuner.problems.points import Point
+from tuner.problems.points import Point, ServerSettings
 from tuner.problems.registry import parse_problem
-from tuner.problems.server import ServerSettings
 from tuner.tuning.request import Effort
 
 LAYER = new_request(parse_problem("fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"), "L40S")

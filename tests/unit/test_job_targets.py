@@ -16,8 +16,8 @@ from tuner.errors import (
 from tuner.models.serving import Serving
 from tuner.models.table import find_preset, presets
 from tuner.problems.dtypes import Dtype
+from tuner.problems.points import UNKNOWN_SERVER
 from tuner.problems.registry import families, find_family
-from tuner.problems.server import UNKNOWN_SERVER
 from tuner.targets import families_of, other_families, resolve_all, resolve_target, with_flags
 
 LAYER = "fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tuner.cli.command_target import read_command_target
 from tuner.cli.family_options import FamilyChoice
-from tuner.cli.targets import TargetOptions, targets_of
+from tuner.cli.targets import TargetOptions, read_command_target, targets_of
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 

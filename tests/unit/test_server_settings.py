@@ -7,15 +7,14 @@ import shlex
 import pytest
 from test_pasted import commands, parse
 
-from tuner.cli.command_target import read_command_target
 from tuner.cli.family_options import FamilyChoice
-from tuner.cli.targets import TargetOptions, targets_of
+from tuner.cli.targets import TargetOptions, read_command_target, targets_of
 from tuner.devices.table import find_device
 from tuner.diagnose import Hints, diagnose_text
 from tuner.engines.dispatch import what_runs
 from tuner.engines.settings import of_class, server_settings, settings_kept, settings_to_keep
+from tuner.problems.points import UNKNOWN_SERVER, ServerSettings, read_server
 from tuner.problems.registry import parse_problem
-from tuner.problems.server import UNKNOWN_SERVER, ServerSettings, read_server
 
 MISSING = "Performance might be sub-optimal! Config file not found at "
 FOLDER = "/x/sglang/srt/layers/moe/moe_runner/triton_utils/configs/triton_3_6_0/"

@@ -17,7 +17,6 @@ from tuner.cli.check_files import (
     files_to_check,
     say_other_device,
 )
-from tuner.cli.command_target import read_command_target
 from tuner.cli.family_options import FamilyChoice, with_model_options
 from tuner.cli.options import (
     DeviceOrHere,
@@ -31,7 +30,7 @@ from tuner.cli.runs import print_reports, say_other_triton, waiting
 from tuner.cli.targets import (
     TargetOptions,
     asked_model,
-    refuse_more_targets,
+    read_command_target,
     resolve,
 )
 from tuner.errors import BadInput, UnknownDevice
@@ -141,7 +140,7 @@ def _check_problems(
     """Check what an engine launches for a model's kernels of a family."""
     from tuner.devices.here import device_or_here
 
-    refuse_more_targets(family, targets)
+    _refuse_more_targets(family, targets)
     card = device_or_here(device)
     named = read_command_target(targets[0])
     resolved = resolve(TargetOptions(named, card, engine.name, engine.version, tp), choice)
@@ -153,3 +152,9 @@ def _check_problems(
         raise BadInput(f"{what}: give its config files, if {engine.name} has some")
     with waiting(f"compiling what {engine.name} would launch"):
         return [module.check_problems(resolved.problems, card, engine)]
+
+
+def _refuse_more_targets(family: Family, targets: Sequence[str]) -> None:
+    """Raise BadInput where a check of a model is given more than one model."""
+    if len(targets) > 1:
+        raise BadInput(f"{family.flag} takes one model: leave {targets[1]!r} out")

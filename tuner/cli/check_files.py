@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tuner.cli.family_options import FamilyChoice
     from tuner.cli.targets import TargetOptions
-    from tuner.engines.dispatch_answer import Runs
+    from tuner.engines.dispatch import Runs
     from tuner.engines.engine import Engine
     from tuner.families.check import UnreadFile
 
@@ -157,7 +157,7 @@ def _device(path: Path) -> str:
 
 
 def _sidecar(path: Path) -> Mapping[str, Any]:
-    from tuner.engines.sidecars import sidecar_of
+    from tuner.engines.config_files import sidecar_of
 
     found = sidecar_of(path.resolve())
     try:

@@ -9,7 +9,6 @@ import typer
 
 from tuner.cli import complete
 from tuner.cli.app import command, open_store, say, show
-from tuner.cli.command_target import read_command_target
 from tuner.cli.family_options import FamilyChoice, with_family_options
 from tuner.cli.options import (
     ClusterFile,
@@ -23,6 +22,7 @@ from tuner.cli.options import (
 )
 from tuner.cli.targets import (
     TargetOptions,
+    read_command_target,
     selection_of,
     targets_and_settings,
 )

@@ -136,15 +136,17 @@ def run_here(
 def _say_estimate(prepared: PreparedRun, store: ResultStore) -> None:
     """Say how much of a GPU the run will take, before it takes any."""
     from tuner.problems.results import MeasureKind
-    from tuner.store.workers import Estimates
     from tuner.tuning.request import estimate_line
 
     request, device = prepared.request, prepared.request.device.name
-    if request.source.kind is MeasureKind.GPU:
-        estimates = Estimates(store.database)
-        gpu_s = estimates.gpu_s(request.problem, device, request.effort, len(prepared.points))
-        if gpu_s is not None:
-            say(estimate_line(gpu_s, device))
+    if request.source.kind is not MeasureKind.GPU:
+        return
+    from tuner.store.workers import Estimates
+
+    estimates = Estimates(store.database)
+    gpu_s = estimates.gpu_s(request.problem, device, request.effort, len(prepared.points))
+    if gpu_s is not None:
+        say(estimate_line(gpu_s, device))
 
 
 def print_reports(reports: Sequence[RunReport | CheckResult], as_json: bool) -> None:

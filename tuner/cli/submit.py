@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli.app import command, print_json, say
-from tuner.cli.command_target import read_command_target
 from tuner.cli.family_options import FamilyChoice, with_family_options
 from tuner.cli.jobs import open_jobs
 from tuner.cli.options import (
@@ -28,6 +27,7 @@ from tuner.cli.options import (
 )
 from tuner.cli.targets import (
     TargetOptions,
+    read_command_target,
     selection_of,
     targets_and_settings,
 )

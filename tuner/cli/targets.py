@@ -1,16 +1,19 @@
-"""Turn the targets of a command line into problems. Imports are late, so that --help is quick."""
+"""Read the targets of a command line, and turn them into problems.
+
+Imports are late, so that --help is quick.
+"""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.cli.app import say
-from tuner.cli.command_target import CommandTarget, read_command_target
 from tuner.cli.family_options import FamilyChoice, observed_fields
 from tuner.devices.table import Device, find_device
-from tuner.errors import BadInput, MalformedWorkload, OptionsRefused, UnknownDevice
+from tuner.errors import BadInput, MalformedWorkload, OptionsRefused, UnknownDevice, UnknownModel
 from tuner.problems.dtypes import parse_dtype
 from tuner.problems.registry import Family, Selection, families, parse_problem
 from tuner.shell import command_line
@@ -18,11 +21,160 @@ from tuner.shell import command_line
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tuner.diagnose import Hints
+    from tuner.diagnose.context import Context
+    from tuner.diagnose.findings import Findings
     from tuner.engines.engine import Engine
+    from tuner.jobs.running import RunningServer
     from tuner.models.model import Model
     from tuner.models.serving import Resolved, Serving
     from tuner.problems.points import Problem
-    from tuner.targets import TuningTarget
+    from tuner.targets import Target, TuningTarget
+
+
+@dataclass(frozen=True)
+class CommandTarget:
+    """A target of a command line, read once: a problem, an engine's line, a model, a running server
+    or a log.
+    """
+
+    text: str
+    found: Target | None  # None: a log
+    findings: Findings | None = None  # what a log or a line says
+    server: RunningServer | None = None  # `found` is its model
+
+    @property
+    def model(self) -> Model | None:
+        return self.found.model if self.found else None
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is a problem, or an engine's line about a file."""
+        return self.found is not None and self.found.family is not None
+
+    def served_by(self) -> tuple[str, str]:
+        """The engine of a running server; else the engine and the GPU that a log or a line names;
+        "" for what is not named.
+        """
+        if self.server:
+            return self.server.spec, ""
+        if self.findings is None:
+            return "", ""
+        from tuner.diagnose import Hints
+
+        context = self.context(Hints())
+        device = context.device()
+        return context.spec(context.engine_name()), device.name if device else ""
+
+    def context(self, hints: Hints) -> Context:
+        """What a log or a line says beside the hints."""
+        from tuner.diagnose.context import Context
+
+        assert self.findings is not None
+        return Context(hints, self.findings.facts)
+
+    def settings(self, server_args: str) -> dict[str, str]:
+        """The flags and variables of a server, and what its model tells of its kernels.
+
+        Those that a log or a running server says count if `server_args` does not say otherwise.
+        Raises BadInput for quotation marks that are not closed.
+        """
+        from tuner.engines.settings import of_model, server_settings
+
+        said: Mapping[str, str] = self.server.flags if self.server else {}
+        if self.findings and self.found is None:
+            said = self.findings.facts.settings
+        settings = {**said, **server_settings(server_args)}
+        return of_model(settings, self.model) if self.model else settings
+
+    def shown_settings(
+        self,
+        problems: Sequence[Problem],
+        engine: str,
+        version: str | None,
+        device: Device,
+        flags: Mapping[str, str],
+    ) -> dict[str, str]:
+        """The settings, with what lines about missing files show of the server's kernels."""
+        from tuner.engines.dispatch import seen_to_run
+
+        if self.findings is None:
+            return dict(flags)
+        from tuner.diagnose.missing import names_missing_file
+
+        if not any(map(names_missing_file, self.findings.found)):
+            return dict(flags)
+        return {**flags, **seen_to_run(engine, version or "", problems, device, flags)}
+
+
+def read_command_target(text: str) -> CommandTarget:
+    """Read a target of a command line. Raises as `read_target` and `ask_server` do.
+
+    The error about a pasted message names the command that knows messages.
+    """
+    from tuner.jobs.running import is_url
+    from tuner.targets import read_target
+
+    if is_url(text):
+        return _of_server(text)
+    if is_log(text):
+        from tuner.diagnose import read_log
+
+        return CommandTarget(text, None, read_log(Path(text)))
+    try:
+        found = read_target(text)
+    except UnknownModel as error:
+        from tuner.diagnose import diagnose_text
+
+        if diagnose_text(text).known:
+            error.add(cli="; it is a server's message: `tuner diagnose FILE` knows it", api="")
+        raise
+    if found.family is None or found.is_problem:
+        return CommandTarget(text, found)
+    from tuner.diagnose import diagnose_text
+
+    return CommandTarget(text, found, diagnose_text(text).findings)
+
+
+def _of_server(url: str) -> CommandTarget:
+    """Read what a running server serves. Raises UnknownModel if its model cannot be read here."""
+    from tuner.engines.logs.settings import words_of
+    from tuner.jobs.running import ask_server
+    from tuner.models.table import find_model
+    from tuner.targets import Target
+
+    server = ask_server(url)
+    try:
+        model = find_model(server.model)
+    except UnknownModel as error:
+        words = [word for name, value in server.flags.items() for word in words_of(name, value)]
+        options = [
+            "--engine",
+            server.spec,
+            *(["--server-args", shlex.join(words)] if words else []),
+        ]
+        error.add(
+            cli=f"; {server.url} serves it: name its config.json instead, with "
+            + shlex.join(options),
+            api="",
+        )
+        raise
+    if not server.flags_known:
+        say(f"{server.url} does not tell its flags: --tp and --server-args are taken as given")
+    return CommandTarget(url, Target(url, model=model), server=server)
+
+
+def is_log(target: str) -> bool:
+    """Whether a target is a log, and not a line, a model or a config.json."""
+    path = Path(target)
+    return target == "-" or (path.suffix != ".json" and _is_file(path))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a pasted line can be no path at all
+        return False
 
 
 @dataclass(frozen=True)
@@ -222,7 +374,7 @@ def divided(flags: Mapping[str, str], engine: str, choice: FamilyChoice) -> dict
 
     They choose kernels. What the server itself says of its ranks is in `TargetOptions.flags`.
     """
-    from tuner.engines.launch import with_experts
+    from tuner.engines.settings import with_experts
 
     ep = choice.of(tuple(o for one in families() for o in one.shaping if o.name == "ep"))
     return with_experts(engine, flags, ep.get("ep", 1))
@@ -281,15 +433,3 @@ def problems_to_ship(
         for note in [note for target in of_model for note in target.notes]:
             say(note)
     return [*found, *(problem for target in of_model for problem in target.problems)]
-
-
-def refuse_more_targets(family: Family, targets: Sequence[str]) -> None:
-    """Raise BadInput where a check of a model is given more than one model."""
-    if len(targets) > 1:
-        raise BadInput(f"{family.flag} takes one model: leave {targets[1]!r} out")
-
-
-def refuse_one_file(every: bool, files: Mapping[str, Path | None]) -> None:
-    """Raise BadInput where all families are tuned with a file that is of one family."""
-    if every and (given := [flag for flag, file in files.items() if file is not None]):
-        raise BadInput(f"{given[0]} is for one family of kernels: leave it or --all out")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli.app import command, say
-from tuner.cli.command_target import read_command_target
 from tuner.cli.family_options import FamilyChoice, with_family_options
 from tuner.cli.options import (
     AllFamilies,
@@ -29,7 +28,7 @@ from tuner.cli.plan import asked_by_cluster, planned
 from tuner.cli.runs import run_all, say_other_triton
 from tuner.cli.targets import (
     TargetOptions,
-    refuse_one_file,
+    read_command_target,
     selection_of,
     targets_and_settings,
 )
@@ -117,7 +116,7 @@ def tune(
     else:
         served = _Served(device, engine, tp, dtype, server_args)
         work = _of_target(target, served, source, gpu, choice, every)
-    refuse_one_file(work.plans, {"--record": record, "--routing": routing})
+    _refuse_one_file(work.plans, {"--record": record, "--routing": routing})
     if work.plans:
         work = _worth_tuning(work, choice, wanted_effort, include_unread)
     problems = _predicted_ones(work.problems, source)
@@ -193,6 +192,12 @@ def _worth_tuning(work: _Work, choice: FamilyChoice, effort: Effort, include_unr
     return replace(work, problems=kept)
 
 
+def _refuse_one_file(every: bool, files: Mapping[str, Path | None]) -> None:
+    """Raise BadInput where all families are tuned with a file that is of one family."""
+    if every and (given := [flag for flag, file in files.items() if file is not None]):
+        raise BadInput(f"{given[0]} is for one family of kernels: leave it or --all out")
+
+
 def _source(measure: str, gpu: int | None, routing: Path | None) -> Source:
     """The source of times. Raises BadInput, also for a GPU that may not be used."""
     from tuner.devices.here import gpu_to_measure_on
@@ -231,14 +236,15 @@ def _card(name: str, source: Source, gpu: int | None) -> Device:
     Raises UnknownDevice, and BadInput for a card on which nothing here measures.
     """
     from tuner.devices.here import device_of_gpu, device_or_here, visible_gpus
+    from tuner.devices.table import find_device
     from tuner.problems.results import MeasureKind
     from tuner.tuning.request import refuse_unmeasured
 
-    chosen = gpu is not None or visible_gpus() is not None
-    if chosen and source.kind is MeasureKind.GPU:
+    measures = source.kind is MeasureKind.GPU
+    if measures and (gpu is not None or visible_gpus() is not None):
         card = device_of_gpu(name, source.gpu)
     else:
-        card = device_or_here(name)
+        card = find_device(name) if name else device_or_here("")  # a named card need not be here
     refuse_unmeasured(card, source.kind)
     return card
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from tuner.compile.farm import CompileJob, Farm
@@ -12,7 +12,7 @@ from tuner.errors import UnsupportedKernel
 from tuner.kernels.binding import Binding
 from tuner.kernels.lift import Lifted
 from tuner.problems.points import Candidate
-from tuner.problems.results import Compiled, Status
+from tuner.problems.results import Compiled
 
 # Gives the kernel that a candidate launches, and the binding of its parameters. Raises
 # UnsupportedKernel for a config that the engine's kernel does not take.
@@ -55,7 +55,7 @@ class _Asked:
 
     def result(self, shared_limit_bytes: int) -> Compiled:
         """The candidate's own kernel, or the first companion that cannot run."""
-        found = [fit(self.results[job], shared_limit_bytes) for job in self.jobs]
+        found = [self.results[job].within(shared_limit_bytes) for job in self.jobs]
         own, *others = found
         return next((other for other in others if own.ok and not other.ok), own)
 
@@ -148,12 +148,3 @@ class KernelCompiler:
     def _counts(self) -> _Counts:
         farm = self._farm
         return _Counts(farm.compiled, farm.cached, farm.compile_s)
-
-
-def fit(compiled: Compiled, shared_limit_bytes: int) -> Compiled:
-    """The result, as OUT_OF_RESOURCES where a block needs more shared memory than the limit."""
-    needed = compiled.shared_bytes
-    if not compiled.ok or needed is None or needed <= shared_limit_bytes:
-        return compiled
-    detail = f"needs {needed:,} bytes of shared memory, limit {shared_limit_bytes:,}"
-    return replace(compiled, status=Status.OUT_OF_RESOURCES, detail=detail)

@@ -13,7 +13,6 @@ from enum import Enum
 from html import escape
 
 _STEPS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
-_FINE = tuple(n / 10 for n in range(10, 100))
 _FEWEST = 3  # ticks of an axis, where the finest steps give as many
 
 
@@ -33,7 +32,7 @@ class LogScale:
 
     def ticks(self) -> list[float]:
         """Round values on the axis: as few as say enough."""
-        for steps in (*_STEPS, _FINE):
+        for steps in (*_STEPS, [n / 10 for n in range(10, 100)]):
             found = self._ticks(steps)
             if len(found) >= _FEWEST:
                 break

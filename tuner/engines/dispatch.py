@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
+from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines.dispatch_answer import Kernel, Runs
 from tuner.engines.dispatch_table import (
-    ARCHITECTURE,
     CHECKPOINT,
     NO_KERNEL,
+    Asked,
     DispatchRule,
-    DispatchTable,
     Refusal,
     UnknownFact,
     dispatch_table,
@@ -33,7 +31,141 @@ from tuner.problems.points import TITLES, Problem
 _SWITCH = {"true": "1", "false": "0"}  # of environment variables
 _GROUPS = re.compile(r" groups of (\d{1,9})")
 _NOTHING: Mapping[str, str] = {}
-NOT_KNOWN = "how the checkpoint stores its experts is not known, and may choose another kernel"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that an engine runs under a condition."""
+
+    name: str  # for people: "FlashAttention 3"
+    backend: str  # the library that has it: "fa3"
+    triton: bool  # the kernel that the tuner tunes
+    condition: str  # "" where it has none
+    source: str  # file and line of the engine's package
+    needs: str = ""  # a backend without which the condition is false
+    enough: bool = False  # with which it is true
+
+    def holds(self, installed: Collection[str] | None) -> bool | None:
+        """Whether its condition is true where these backends are installed; None: not known."""
+        if not self.condition:
+            return True
+        if installed is None or not self.needs:
+            return None
+        if self.needs not in installed:
+            return False
+        return True if self.enough else None
+
+    @property
+    def words(self) -> str:
+        return f" if {self.condition}" if self.condition else ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kernel": self.name,
+            "backend": self.backend,
+            "triton": self.triton,
+            "if": self.condition or None,
+            "source": self.source,
+        }
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What an engine runs for a problem on a device. The last kernel has no condition."""
+
+    engine: str
+    version: str
+    release: str  # whose rules these are
+    device: str
+    kernels: Sequence[Kernel]
+    to_triton: Mapping[str, str]  # flags and variables that make it Triton; empty: none can
+    reads: str  # words about files, where the usual ones would be wrong
+    notes: Sequence[str]
+    problems: Sequence[str]  # the texts of the problems that it holds for
+    subject: str = "here"  # "for extend_attention", where others have another answer
+    older: bool = False  # the version is older than each release that was read: all is a doubt
+    doubt: str = ""  # what the next release that was read runs, if the version lies between
+    # Flags and variables without which a server stops as it loads. The kernels are those with them.
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def always_triton(self) -> bool:
+        return all(kernel.triton for kernel in self.kernels)
+
+    @property
+    def may_read(self) -> bool:
+        """Tell whether tuned files may be read, as far as anybody knows."""
+        return self._sometimes_triton or (self.older and not self.reads)
+
+    def without_us(self, installed: Collection[str] | None = None) -> Kernel | None:
+        """The kernel that a server runs without this program; None where that is not known.
+
+        `installed` names the backends that the server's environment has; None: nobody knows.
+        """
+        if self.older or self.doubt:
+            return None
+        for kernel in self.kernels:
+            holds = kernel.holds(installed)
+            if holds is None:
+                return None
+            if holds:
+                return kernel
+        return None  # the last kernel has no condition
+
+    def line(self) -> str:
+        """One line for people: what runs, and whether tuned files count."""
+        notes = "".join(f"; {note}" for note in self.notes)
+        return f"{self.words}; {self.reads or self._files()}{notes}"
+
+    @property
+    def words(self) -> str:
+        """What runs: "sglang 0.5.16 on NVIDIA_H200 runs FlashAttention 3 here"."""
+        first, *others = self.kernels
+        needs = f" with {options_text(self.needs)}" if self.needs else ""
+        runs = f"{first.name} {self.subject}{needs}{first.words}"
+        runs += "".join(f", else {other.name}{other.words}" for other in others)
+        engine = f"{self.engine} {self.version}".strip()
+        return f"{engine} on {self.device} runs {runs}{self._rules()}"
+
+    def _rules(self) -> str:
+        """Say whose rules these are, if they are of another release, and what is in doubt."""
+        if self.version == self.release:
+            return ""
+        doubt = f"; {self.doubt}, and no release between was read" if self.doubt else ""
+        doubt = ", the oldest release read" if self.older else doubt
+        return f" (by the rules of {self.release}{doubt})"
+
+    def _files(self) -> str:
+        if self.older:
+            return "whether it reads tuned files is not known"
+        if self.always_triton:
+            return "it reads tuned files"
+        if self.to_triton:
+            only = "only by Triton, which needs" if self._sometimes_triton else "only with"
+            return f"tuned files are read {only} {self.options}"
+        if self._sometimes_triton:
+            return "only Triton reads tuned files"
+        return "no option makes it run Triton, so it reads no tuned file"
+
+    @property
+    def options(self) -> str:
+        """The flags and variables that make it Triton, as people type them."""
+        return options_text(self.to_triton)
+
+    @property
+    def _sometimes_triton(self) -> bool:
+        return any(kernel.triton for kernel in self.kernels)
+
+    def as_json(self) -> dict[str, Any]:
+        """The object "runs" of reports."""
+        return {
+            "line": self.line(),
+            "rules_of": self.release,
+            "kernels": [kernel.as_json() for kernel in self.kernels],
+            "to_triton": {} if self.older else dict(self.to_triton),
+            "needs": dict(self.needs),
+            "problems": list(self.problems),
+        }
 
 
 def what_runs(
@@ -140,11 +272,11 @@ def _runs(
         return None
     given = {name: _SWITCH.get(value.lower(), value) for name, value in flags.items()}
     given = _of_its_type(table.with_new_names(given), problem)
-    asked = _Asked(table, release, problem, device, given)
+    asked = Asked(table, release, problem, device, given)
     if not asked.rules:
         return None
     older = bool(version) and table.is_older(version)
-    kernels, wanted, reads = asked.kernels, asked.to_triton, asked.reads
+    kernels, wanted, reads = _kernels(asked), asked.to_triton, asked.reads
     stops, refusal = _stops(kernels[-1], problem, device, engine), asked.refusal
     if stops or refusal:  # so no tuned file is read
         kernels, wanted = [replace(kernel, triton=False) for kernel in kernels], {}
@@ -164,128 +296,41 @@ def _runs(
     )
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What the rules of one release say of a problem on a device, for a server's settings."""
-
-    table: DispatchTable
-    release: str
-    problem: Problem
-    device: Device
-    given: Mapping[str, str]
-
-    @property
-    def settings(self) -> Mapping[str, str]:
-        return {**self.table.defaults, **self.given}
-
-    @cached_property
-    def rules(self) -> list[DispatchRule]:
-        """The rules that hold, up to the first one that depends on nothing unknown."""
-        found: list[DispatchRule] = []
-        answered: set[str] = set()  # a rule below holds only if these are not true
-        settings = self.settings
-        for rule in self.table.rules:
-            if not rule.holds(self.release, self.problem, self.device, settings):
-                continue
-            known = self._settled(rule)
-            if known is False or (known is None and rule.unknown in answered):
-                continue
-            found.append(rule)
-            if known:
-                return found
-            answered.add(rule.unknown)
-        return []
-
-    @cached_property
-    def kernels(self) -> list[Kernel]:
-        """The kernels, without those before the last one that are the last one in any case."""
-        kept = [self._kernel(rule) for rule in self.rules]
-        while len(kept) > 1 and kept[-2].name == kept[-1].name:
-            del kept[-2]
-        return kept
-
-    @property
-    def to_triton(self) -> dict[str, str]:
-        """The flags and variables that make it Triton and are not given."""
-        wanted = next((rule.to_triton for rule in self._others if rule.to_triton), {})
-        settings = self.settings
-        return {name: value for name, value in wanted.items() if settings.get(name, "") != value}
-
-    @property
-    def reads(self) -> str:
-        """Words about files, if the usual ones would be wrong."""
-        return self._others[0].reads
-
-    @property
-    def refusal(self) -> Refusal | None:
-        """The flags for Triton with which the release does not start for the model's class."""
-        architecture = self.given.get(ARCHITECTURE, "")
-        holding = (
-            one
-            for one in self.table.refusals
-            if one.holds(self.release, self.problem, architecture)
-        )
-        return next(holding, None)
-
-    @property
-    def notes(self) -> list[str]:
-        """The rules' notes, and words if rules of checkpoints may hold for an unknown model."""
-        notes = list(dict.fromkeys(rule.note for rule in self.rules if rule.note))
-        if self.given.keys() & {ARCHITECTURE, CHECKPOINT}:
-            return notes
-        of_checkpoints = (
-            replace(rule, flags={n: values for n, values in rule.flags.items() if n != CHECKPOINT})
-            for rule in self.table.rules
-            if CHECKPOINT in rule.flags
-        )
-        settings = self.settings
-        if any(
-            one.holds(self.release, self.problem, self.device, settings) for one in of_checkpoints
-        ):
-            notes.append(NOT_KNOWN)
-        return notes
-
-    @property
-    def _others(self) -> Sequence[DispatchRule]:
-        """The rules of other kernels than Triton's; those of Triton's if there are no others."""
-        return [rule for rule in self.rules if not rule.triton] or self.rules
-
-    def _settled(self, rule: DispatchRule) -> bool | None:
-        """Tell whether a rule's `if` is true; None: nobody knows."""
-        if not rule.unknown:
-            return True
-        fact = self.table.unknown[rule.unknown]
-        if fact.flag in self.given:
-            return self.given[fact.flag] == fact.value
-        return fact.of_model(self.given)
-
-    def _kernel(self, rule: DispatchRule) -> Kernel:
-        open_question = self._settled(rule) is None
-        fact = self.table.unknown[rule.unknown] if open_question else UnknownFact("")
-        backend, name = rule.backend, rule.kernel
-        if rule.named:
-            value = self.settings[rule.named]
-            backend = self.table.backends.get(value, value)
-            name = TITLES.get(backend, f"the {value} back end")
-        return Kernel(
-            name=name,
-            backend=backend,
-            triton=rule.triton,
-            condition=fact.words,
-            source=rule.sources[self.release].file,
-            needs=fact.installed,
-            enough=bool(fact.installed) and fact.enough,
-        )
+def _kernels(asked: Asked) -> list[Kernel]:
+    """The kernels, without those before the last one that are the last one in any case."""
+    kept = [_kernel(asked, rule) for rule in asked.rules]
+    while len(kept) > 1 and kept[-2].name == kept[-1].name:
+        del kept[-2]
+    return kept
 
 
-def _doubt(asked: _Asked, version: str) -> str:
+def _kernel(asked: Asked, rule: DispatchRule) -> Kernel:
+    open_question = asked.settled(rule) is None
+    fact = asked.table.unknown[rule.unknown] if open_question else UnknownFact("")
+    backend, name = rule.backend, rule.kernel
+    if rule.named:
+        value = asked.settings[rule.named]
+        backend = asked.table.backends.get(value, value)
+        name = TITLES.get(backend, f"the {value} back end")
+    return Kernel(
+        name=name,
+        backend=backend,
+        triton=rule.triton,
+        condition=fact.words,
+        source=rule.sources[asked.release].file,
+        needs=fact.installed,
+        enough=bool(fact.installed) and fact.enough,
+    )
+
+
+def _doubt(asked: Asked, version: str) -> str:
     """Say what the release read after a version does, if it is another thing; else ""."""
     later = asked.table.following(version) if version else ""
     if not later:
         return ""
     after = replace(asked, release=later)
-    kernels = after.kernels
-    if kernels and [one.backend for one in kernels] != [one.backend for one in asked.kernels]:
+    kernels = _kernels(after)
+    if kernels and [one.backend for one in kernels] != [one.backend for one in _kernels(asked)]:
         return f"{later} runs {', else '.join(f'{one.name}{one.words}' for one in kernels)}"
     if after.refusal and not asked.refusal:
         return f"{later} does not start with {options_text(after.refusal.flags)}"

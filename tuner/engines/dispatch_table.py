@@ -1,9 +1,12 @@
-"""The rules by which an engine chooses kernels, as its package's dispatch.toml has them."""
+"""The rules by which an engine chooses kernels, as its package's dispatch.toml has them.
+
+`Asked` says which of them hold for a problem on a card, for a server's settings.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
@@ -20,6 +23,7 @@ _TABLE = "dispatch.toml"
 ARCHITECTURE = "architecture"
 # Likewise how its checkpoint stores experts: `Model.stored_as`.
 CHECKPOINT = "checkpoint"
+NOT_KNOWN = "how the checkpoint stores its experts is not known, and may choose another kernel"
 NO_KERNEL = "none"  # the backend of a server that has no kernel for the problem
 
 
@@ -175,6 +179,94 @@ class DispatchTable:
         release = self.release(version)
         later = self.releases[self.releases.index(release) + 1 :]
         return later[0] if later and release_of(version) > release_of(release) else ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the rules of one release say of a problem on a device, for a server's settings."""
+
+    table: DispatchTable
+    release: str
+    problem: Problem
+    device: Device
+    given: Mapping[str, str]
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return {**self.table.defaults, **self.given}
+
+    @cached_property
+    def rules(self) -> list[DispatchRule]:
+        """The rules that hold, up to the first one that depends on nothing unknown."""
+        found: list[DispatchRule] = []
+        answered: set[str] = set()  # a rule below holds only if these are not true
+        settings = self.settings
+        for rule in self.table.rules:
+            if not rule.holds(self.release, self.problem, self.device, settings):
+                continue
+            known = self.settled(rule)
+            if known is False or (known is None and rule.unknown in answered):
+                continue
+            found.append(rule)
+            if known:
+                return found
+            answered.add(rule.unknown)
+        return []
+
+    @property
+    def to_triton(self) -> dict[str, str]:
+        """The flags and variables that make it Triton and are not given."""
+        wanted = next((rule.to_triton for rule in self._others if rule.to_triton), {})
+        settings = self.settings
+        return {name: value for name, value in wanted.items() if settings.get(name, "") != value}
+
+    @property
+    def reads(self) -> str:
+        """Words about files, if the usual ones would be wrong."""
+        return self._others[0].reads
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """The flags for Triton with which the release does not start for the model's class."""
+        architecture = self.given.get(ARCHITECTURE, "")
+        holding = (
+            one
+            for one in self.table.refusals
+            if one.holds(self.release, self.problem, architecture)
+        )
+        return next(holding, None)
+
+    @property
+    def notes(self) -> list[str]:
+        """The rules' notes, and words if rules of checkpoints may hold for an unknown model."""
+        notes = list(dict.fromkeys(rule.note for rule in self.rules if rule.note))
+        if self.given.keys() & {ARCHITECTURE, CHECKPOINT}:
+            return notes
+        of_checkpoints = (
+            replace(rule, flags={n: values for n, values in rule.flags.items() if n != CHECKPOINT})
+            for rule in self.table.rules
+            if CHECKPOINT in rule.flags
+        )
+        settings = self.settings
+        if any(
+            one.holds(self.release, self.problem, self.device, settings) for one in of_checkpoints
+        ):
+            notes.append(NOT_KNOWN)
+        return notes
+
+    def settled(self, rule: DispatchRule) -> bool | None:
+        """Tell whether a rule's `if` is true; None: nobody knows."""
+        if not rule.unknown:
+            return True
+        fact = self.table.unknown[rule.unknown]
+        if fact.flag in self.given:
+            return self.given[fact.flag] == fact.value
+        return fact.of_model(self.given)
+
+    @property
+    def _others(self) -> Sequence[DispatchRule]:
+        """The rules of other kernels than Triton's; those of Triton's if there are no others."""
+        return [rule for rule in self.rules if not rule.triton] or self.rules
 
 
 @cache

@@ -14,9 +14,14 @@ from typing import ClassVar, Generic, TypeVar
 
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA, Target
-from tuner.engines.config_files import ConfigFile, EntryFields, nearest_entry, read_lenient
+from tuner.engines.config_files import (
+    ConfigFile,
+    EntryFields,
+    nearest_entry,
+    read_lenient,
+    shipped_at,
+)
 from tuner.engines.engine import Engine
-from tuner.engines.sidecars import shipped_at
 from tuner.errors import MalformedConfigFile
 from tuner.problems.points import Config, Problem, folder_version
 

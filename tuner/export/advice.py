@@ -14,15 +14,14 @@ from typing import Any
 
 from tuner.backends.registry import stale_words
 from tuner.devices.table import Device
-from tuner.engines.dispatch import NOT_KNOWN, what_runs
-from tuner.engines.dispatch_answer import Kernel, Runs
+from tuner.engines.dispatch import Kernel, Runs, what_runs
+from tuner.engines.dispatch_table import NOT_KNOWN
 from tuner.engines.settings import flags_alone, only_for, options_text, settings_to_keep
 from tuner.export.selection import as_it_runs
 from tuner.export.servers import running, with_server_kernel
 from tuner.problems.points import Problem
 from tuner.problems.results import Entry, Status, Winner
 from tuner.render import gain_text
-from tuner.tuning.baselines import KEPT
 from tuner.tuning.gains import (
     CLEAR_GAIN,
     NOISE,
@@ -34,6 +33,7 @@ from tuner.tuning.gains import (
     over_words,
     reference,
 )
+from tuner.tuning.seeds import KEPT
 
 NO_FLAGS: Mapping[str, str] = {}
 

@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol, TypeVar
 
 from tuner.devices.table import Device
+from tuner.engines.config_files import PROVENANCE, kept_file, read_sidecar
 from tuner.engines.engine import Engine, engine_module, kernel_hash
-from tuner.engines.sidecars import PROVENANCE, kept_file, read_sidecar
 from tuner.errors import ExportRefused, MalformedConfigFile, UnwritableOutput
 from tuner.export.file_checks import RuntimeFacts
 from tuner.problems.points import Problem

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.engines.sidecars import PROVENANCE
+from tuner.engines.config_files import PROVENANCE
 from tuner.errors import BadInput
 from tuner.problems.results import counted
 from tuner.render import folded, gain_text

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.devices.table import Device
+from tuner.engines.config_files import PROVENANCE, kept_file, shipped_at
 from tuner.engines.engine import Engine, supports
-from tuner.engines.launch import config_variables
-from tuner.engines.sidecars import PROVENANCE, kept_file, shipped_at
+from tuner.engines.settings import config_variables
 from tuner.errors import ExportRefused
 from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all, flags_to_start
 from tuner.export.delivery import Delivery, ExportFile, ServerFlags, delivery_of, take_back

@@ -9,8 +9,7 @@ from typing import Any
 
 from tuner.backends.registry import no_module, stale_words
 from tuner.devices.table import Device
-from tuner.engines.dispatch import what_runs
-from tuner.engines.dispatch_answer import Runs
+from tuner.engines.dispatch import Runs, what_runs
 from tuner.engines.engine import Engine, engine_triton
 from tuner.errors import UnsupportedKernel
 from tuner.export.delivery import delivery_of

@@ -10,12 +10,10 @@ from itertools import groupby
 
 from tuner.backends.registry import stale_words
 from tuner.devices.table import Device
-from tuner.engines.dispatch import what_runs
-from tuner.engines.dispatch_answer import Kernel, Runs
+from tuner.engines.dispatch import Kernel, Runs, what_runs
 from tuner.engines.settings import class_alone, flags_alone, settings_kept, settings_to_keep
-from tuner.problems.points import Problem
+from tuner.problems.points import Problem, ServerSettings
 from tuner.problems.results import Entry, Winner
-from tuner.problems.server import ServerSettings
 from tuner.tuning.gains import OWN, name_of
 
 

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tuner.engines.sidecars import read_sidecar
+from tuner.engines.config_files import read_sidecar
 from tuner.export.files import provenance_row, sidecar_fields
 from tuner.problems.points import Config, Problem
 from tuner.problems.results import Environment, Status, Winner

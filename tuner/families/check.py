@@ -15,11 +15,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 from tuner.compile import Farm, KernelCompiler
 from tuner.compile.candidates import Binder, Companions
 from tuner.devices.table import Device
-from tuner.engines.dispatch import engine_runs
-from tuner.engines.dispatch_answer import Runs
+from tuner.engines.dispatch import Runs, engine_runs
 from tuner.engines.engine import Engine, triton_for
 from tuner.problems.points import Candidate, Config, Part, Problem
-from tuner.problems.results import Compiled, Status, compiled_json
+from tuner.problems.results import Compiled, Status
 from tuner.render import folded, verdicts
 
 NULL = "null"  # the status of an entry that leaves its size to a kernel that is not Triton's
@@ -159,7 +158,7 @@ class Check(Generic[E]):
         """An entry in JSON."""
         return {
             **self.fields(entry),
-            **compiled_json(entry.compiled or _NOTHING, self.device.shared_optin_bytes),
+            **_compiled_json(entry.compiled or _NOTHING, self.device.shared_optin_bytes),
             "status": entry.status,
             "detail": entry.why,
         }
@@ -254,3 +253,16 @@ def _compiled(compiler: KernelCompiler, group: CheckGroup[Any]) -> Iterator[Chec
         yield CheckedEntry(
             group.name, group.problem, one.part, one.size, one.config, compiled, one.detail
         )
+
+
+def _compiled_json(compiled: Compiled, limit_bytes: int) -> dict[str, Any]:
+    """What `tuner check --json` says of an entry's kernel. `limit_bytes` is the most shared memory
+    that a block may have on the device.
+    """
+    return {
+        "shared_bytes": compiled.shared_bytes,
+        "limit_bytes": limit_bytes,
+        "fits": None if compiled.lost else compiled.ok,
+        "status": compiled.status.value,
+        "detail": compiled.detail,
+    }

@@ -31,9 +31,9 @@ from tuner.jobs.job import (
     read_time,
 )
 from tuner.jobs.queue import ALL_JOBS, JobQuery, Json
+from tuner.jobs.web import checked_url, opener_for
 from tuner.jobs.workers import WorkerStatus, read_worker
 from tuner.shell import command_line
-from tuner.web import checked_url, opener_for
 
 KEY_VARIABLE = "TUNER_API_KEY"
 

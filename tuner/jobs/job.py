@@ -18,10 +18,9 @@ from typing import Any
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, BadProblem, TunerError, did_you_mean
-from tuner.problems.points import Point, Problem
+from tuner.problems.points import UNKNOWN_SERVER, Point, Problem, ServerSettings, read_server
 from tuner.problems.registry import Selection, family_of, parse_problem
 from tuner.problems.results import MeasureKind, Totals
-from tuner.problems.server import UNKNOWN_SERVER, ServerSettings, read_server
 from tuner.tuning.request import (
     Effort,
     Request,

@@ -286,3 +286,14 @@ def _not_specialized(node: ast.FunctionDef) -> set[object]:
             if keyword.arg == "do_not_specialize":
                 return set(ast.literal_eval(keyword.value))
     return set()
+
+
+def find_source(root: Path, origin: str, function: str, locations: Sequence[str]) -> Path:
+    """The file that defines a function. `locations`: paths under the package, in any version.
+
+    Raises UnsupportedKernel if none of these files defines it.
+    """
+    for path in (root / relative for relative in locations):
+        if path.is_file() and f"\ndef {function}(" in path.read_text(encoding="utf-8"):
+            return path
+    raise UnsupportedKernel(f"{origin} does not keep {function} where a known version does")

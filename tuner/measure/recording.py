@@ -23,7 +23,6 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
-from tuner.compile.candidates import fit
 from tuner.devices.table import Device, find_device
 from tuner.errors import (
     BadInput,
@@ -331,4 +330,4 @@ class Replay:
         trial = self._recording.trials.get(candidate)
         if trial is None:
             return Compiled(Status.NOT_RECORDED, detail=_ABSENT)
-        return fit(trial.compiled, self._limit_bytes)
+        return trial.compiled.within(self._limit_bytes)

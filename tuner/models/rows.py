@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any
 
 from tuner.models.attention import AttentionShape, Layers
@@ -21,7 +22,7 @@ OWN = ("name", "aliases", "source")  # a row like another one does not get these
 _COPIED = "its repository's config.json, from a public copy"
 _NEVER = {"detail", "doubt", "image_intermediate", "unread"}  # a checkpoint alone says these
 _KNOWN = {
-    "": {"like", *(field.name for field in fields(Model))} - _NEVER,
+    "": {"like", *map(attrgetter("name"), fields(Model))} - _NEVER,
     "attention": {
         *("q_heads", "kv_heads", "head_dim", "v_head_dim", "layers", "sinks"),
         *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"),

@@ -1,15 +1,15 @@
 """Problems, their texts, the points to choose configurations for, and launch configurations.
 
-Also facts about Triton that need no import (default options, folders), and the short names of the
-backends that may run a problem instead.
+Also facts about Triton that need no import (default options, folders), the short names of the
+backends that may run a problem instead, and what is known of a server that runs it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from tuner.errors import BadProblem, did_you_mean
 
@@ -244,3 +244,31 @@ def parse_number(name: str, text: str) -> float:
 
 def _digits(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 9
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What decides, besides problem, card and release, which kernel a server runs.
+
+    An empty text is not known, and no flags are the default ones.
+    """
+
+    architecture: str = ""  # the class of its model
+    checkpoint: str = ""  # how that stores experts: `stored_as` of a model
+    server_args: str = ""  # flags and variables, as people type them
+
+    def as_json(self) -> dict[str, str]:
+        """The texts by name, without empty ones."""
+        return {name: text for name, text in asdict(self).items() if text}
+
+    def __bool__(self) -> bool:
+        return self != UNKNOWN_SERVER
+
+
+UNKNOWN_SERVER = ServerSettings()
+
+
+def read_server(values: Mapping[str, Any]) -> ServerSettings:
+    """Read what `as_json` gives, among other values. Earlier programs did not write all of it."""
+    names = asdict(UNKNOWN_SERVER)
+    return ServerSettings(**{name: str(values.get(name, "")) for name in names})

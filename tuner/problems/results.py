@@ -10,8 +10,15 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from tuner.problems.points import TRITON, Candidate, Config, Point, Problem
-from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
+from tuner.problems.points import (
+    TRITON,
+    UNKNOWN_SERVER,
+    Candidate,
+    Config,
+    Point,
+    Problem,
+    ServerSettings,
+)
 
 
 class Status(str, Enum):
@@ -98,18 +105,13 @@ class Compiled:
         """Whether nothing is known of the kernel, because of a mishap."""
         return self.status in MISHAPS
 
-
-def compiled_json(compiled: Compiled, limit_bytes: int) -> dict[str, Any]:
-    """What `tuner check --json` says of an entry's kernel. `limit_bytes` is the most shared memory
-    that a block may have on the device.
-    """
-    return {
-        "shared_bytes": compiled.shared_bytes,
-        "limit_bytes": limit_bytes,
-        "fits": None if compiled.lost else compiled.ok,
-        "status": compiled.status.value,
-        "detail": compiled.detail,
-    }
+    def within(self, limit_bytes: int) -> Compiled:
+        """The result, as OUT_OF_RESOURCES if a block needs more shared memory than the limit."""
+        needed = self.shared_bytes
+        if not self.ok or needed is None or needed <= limit_bytes:
+            return self
+        detail = f"needs {needed:,} bytes of shared memory, limit {limit_bytes:,}"
+        return replace(self, status=Status.OUT_OF_RESOURCES, detail=detail)
 
 
 @dataclass(frozen=True)

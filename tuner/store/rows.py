@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from tuner.errors import BadInput
-from tuner.problems.points import Candidate, Config, Point
+from tuner.problems.points import Candidate, Config, Point, read_server
 from tuner.problems.registry import parse_problem, read_part
 from tuner.problems.results import (
     Compiled,
@@ -29,7 +29,6 @@ from tuner.problems.results import (
     incumbent_json,
     point_row,
 )
-from tuner.problems.server import read_server
 from tuner.tuning.gains import reference
 
 Row = Mapping[str, Any] | RowMapping  # of a table, or of a result's JSON

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tuner.engines.dispatch_answer import Kernel, Runs
+from tuner.engines.dispatch import Kernel, Runs
 from tuner.engines.settings import with_flags
 from tuner.problems.points import TRITON, Config, Point, title_of
 from tuner.problems.results import WINNING_WORDS, Entry, Incumbent, Status, Totals, Trial

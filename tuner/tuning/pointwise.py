@@ -23,9 +23,9 @@ from tuner.problems.results import (
     own_choice,
     without_time,
 )
-from tuner.tuning.baselines import KEPT, Baselines
 from tuner.tuning.gains import CLEAR_GAIN
 from tuner.tuning.request import NOISE
+from tuner.tuning.seeds import KEPT, Baselines
 from tuner.tuning.tune import STAYS, RunGoal
 
 # A smaller gain than this is no gain: the ratio of two raced times of a dense GEMM differs by more

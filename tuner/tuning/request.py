@@ -26,10 +26,9 @@ from tuner.measure.recording import (
     read_trials,
     write_trials,
 )
-from tuner.problems.points import Config, Part, Point, Problem
+from tuner.problems.points import UNKNOWN_SERVER, Config, Part, Point, Problem, ServerSettings
 from tuner.problems.registry import Selection, family_of
 from tuner.problems.results import Entry, MeasureKind, Winner
-from tuner.problems.server import UNKNOWN_SERVER, ServerSettings
 from tuner.tuning import gains
 from tuner.tuning.report import EntryTable
 from tuner.tuning.space import Space

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner.compile import Compiler, Farm, KernelCompiler
-from tuner.engines.dispatch import what_runs
-from tuner.engines.dispatch_answer import Runs
+from tuner.engines.dispatch import Runs, what_runs
 from tuner.engines.engine import triton_for
 from tuner.engines.settings import settings_kept, settings_to_keep
 from tuner.errors import UnwritableOutput
@@ -27,7 +26,7 @@ from tuner.measure.gpu import GpuBench, child_env, open_gpu_bench
 from tuner.measure.messages import find_routing_file
 from tuner.measure.recording import Replay, check_recordable
 from tuner.measure.workbench import Workbench
-from tuner.problems.points import TRITON, Candidate, Point, Problem
+from tuner.problems.points import TRITON, Candidate, Point, Problem, ServerSettings
 from tuner.problems.results import (
     Compiled,
     Entry,
@@ -43,7 +42,6 @@ from tuner.problems.results import (
     Winner,
     untimed,
 )
-from tuner.problems.server import ServerSettings
 from tuner.tuning.gains import Meter, with_backends
 from tuner.tuning.report import RunReport, mark_untested
 from tuner.tuning.request import (

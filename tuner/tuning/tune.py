@@ -16,7 +16,7 @@ from typing import Protocol
 from tuner.errors import MeasurerFailed, NothingFits
 from tuner.problems.points import TRITON, Candidate, Config, Point
 from tuner.problems.results import Entry, Measurement, Totals, Trial
-from tuner.tuning.mishaps import all_lost, keep_uncompared, mishap_lines, most_alike
+from tuner.tuning.report import all_lost, keep_uncompared, mishap_lines, most_alike
 from tuner.tuning.space import Space
 
 # The median of 15 interleaved times varies by about 0.1 % on an H200, and that of nine by a third

@@ -12,15 +12,22 @@ from toy_family.problem import Scale
 
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA, Target
-from tuner.engines.config_files import EntryFields, config_file_text
+from tuner.engines.config_files import PROVENANCE, EntryFields, config_file_text
 from tuner.engines.engine import Engine
 from tuner.engines.file_engine import PointwiseFiles
-from tuner.engines.sidecars import PROVENANCE
 from tuner.errors import ExportRefused, MalformedConfigFile
 from tuner.export.delivery import Delivery, ExportFile
 from tuner.export.sized_files import Content, SizedFile, build_files
-from tuner.kernels.binding import Binding, Constant, FamilyKernels, Integer, Pointer, bind
-from tuner.kernels.lift import Lifted, lift
+from tuner.kernels.binding import (
+    Binding,
+    Constant,
+    FamilyKernels,
+    Integer,
+    Lifted,
+    Pointer,
+    bind,
+    lift,
+)
 from tuner.problems.points import Candidate, Config, Problem
 from tuner.problems.results import Winner
 

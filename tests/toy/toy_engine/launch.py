@@ -1,6 +1,6 @@
 """Read the toy engine's flags."""
 
-from tuner.engines.launch import ServingFlags
+from tuner.engines.settings import ServingFlags
 
 
 def read_flags(flags):

@@ -14,8 +14,7 @@ from tuner.deploy.cluster import Cluster
 from tuner.devices.table import Device
 from tuner.engines.dispatch import engine_runs, what_runs
 from tuner.engines.engine import Engine, supports
-from tuner.engines.launch import read_flags, unfusing_flag, with_experts
-from tuner.engines.settings import flags_of, of_model
+from tuner.engines.settings import flags_of, of_model, read_flags, unfusing_flag, with_experts
 from tuner.errors import ExportRefused, MalformedCheckpoint, UnknownModel, UnsupportedKernel
 from tuner.export.delivery import delivery_of
 from tuner.export.selection import LeftOut, left_out_lines, winners_of

@@ -60,9 +60,9 @@ from tuner.deploy.bundle.scripts import (
 from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight import Expected, PreflightResult, build_single_file
 from tuner.devices.table import Device
+from tuner.engines.config_files import PROVENANCE
 from tuner.engines.engine import Engine
-from tuner.engines.launch import unknown_flags
-from tuner.engines.sidecars import PROVENANCE
+from tuner.engines.settings import unknown_flags
 from tuner.errors import ExportRefused, UnknownModel
 from tuner.export.advice import Verdict, advise_all
 from tuner.export.files import write_all

@@ -14,7 +14,7 @@ from tuner.deploy.cluster import RAY_UNTIL, Cluster, ClusterNode
 from tuner.deploy.preflight import PreflightResult
 from tuner.deploy.preflight.check_network import HOST_VARIABLES, INTERFACE_VARIABLES
 from tuner.deploy.preflight.network import is_ip
-from tuner.engines.launch import all_config_variables
+from tuner.engines.settings import all_config_variables
 from tuner.errors import MalformedCluster
 
 Command = tuple[str, ...]

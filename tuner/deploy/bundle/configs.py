@@ -12,7 +12,7 @@ from tuner.deploy.cluster import Cluster
 from tuner.deploy.preflight.capture import hash_folder
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine, release_of
-from tuner.engines.launch import all_config_variables, config_folder_since, config_variables
+from tuner.engines.settings import all_config_variables, config_folder_since, config_variables
 from tuner.errors import ExportRefused
 from tuner.export.advice import Advice
 from tuner.export.delivery import ExportFile

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.deploy.bundle.manifest import CONFIGS, NAME, read_manifest
-from tuner.engines.sidecars import PROVENANCE, sidecar_of
+from tuner.engines.config_files import PROVENANCE, sidecar_of
 from tuner.errors import BadInput, BadProblem, BundleRefused
 from tuner.problems.points import Problem
 from tuner.problems.registry import parse_problem

@@ -9,9 +9,9 @@ from typing import Any
 
 from tuner.devices.table import Device, card_to_check, find_device, other_maker
 from tuner.engines.engine import Engine, find_engine, published
-from tuner.engines.launch import ServingFlags, read_flags
 from tuner.engines.logs.facts import Facts
 from tuner.engines.logs.settings import as_words
+from tuner.engines.settings import ServingFlags, read_flags
 from tuner.errors import BadInput, BadProblem, UnknownDevice, UnknownEngine, UnknownModel
 from tuner.models.fields import is_path
 from tuner.models.table import find_preset

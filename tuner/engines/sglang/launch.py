@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from tuner.engines.launch import ServingFlags, number_of
+from tuner.engines.settings import ServingFlags, number_of
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import did_you_mean
 from tuner.problems.dtypes import Dtype
@@ -34,7 +34,7 @@ _FIELD = re.compile(r"^ +([a-z][a-z0-9_]*): ", re.MULTILINE)
 
 
 def read_flags(flags: Mapping[str, str]) -> ServingFlags:
-    """See `tuner.engines.launch.read_flags`."""
+    """See `tuner.engines.settings.read_flags`."""
     options: dict[str, object] = {}
     for flag, fuse in _FUSION.items():
         if flag in flags:
@@ -51,12 +51,12 @@ def read_flags(flags: Mapping[str, str]) -> ServingFlags:
 
 
 def experts_flags(ep: int) -> dict[str, str]:
-    """See `tuner.engines.launch.with_experts`."""
+    """See `tuner.engines.settings.with_experts`."""
     return {"--ep-size": str(ep)}
 
 
 def unknown_flags(engine: SGLang, words: Sequence[str]) -> list[str]:
-    """See `tuner.engines.launch.unknown_flags`. A flag may be shortened, as argparse allows."""
+    """See `tuner.engines.settings.unknown_flags`. A flag may be shortened, as argparse allows."""
     known = _known_flags(engine)
     given = [word.partition("=")[0] for word in words if word.startswith("--")]
     absent = [flag for flag in given if not any(one.startswith(flag) for one in known)]

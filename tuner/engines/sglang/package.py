@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from tuner.errors import UnsupportedKernel
 
 # The version to use if several are added and none is installed: `make install` adds it, and
 # it was measured. The newest version would depend on what the tests have unpacked.
@@ -30,20 +27,6 @@ class SGLang:
 
     def card_name(self, name: str) -> str:
         return name
-
-
-def find_source(engine: SGLang, function: str, locations: Sequence[str]) -> Path:
-    """The file that defines a function. `locations`: paths under the package, in any version.
-
-    Raises UnsupportedKernel if none of these files defines it.
-    """
-    for relative in locations:
-        path = engine.root / relative
-        if path.is_file() and f"\ndef {function}(" in path.read_text(encoding="utf-8"):
-            return path
-    raise UnsupportedKernel(
-        f"{engine.name} {engine.version} does not keep {function} where a known version does"
-    )
 
 
 ENGINE = SGLang

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tuner.engines.engine import Engine
-from tuner.engines.launch import ServingFlags, number_of
+from tuner.engines.settings import ServingFlags, number_of
 from tuner.problems.dtypes import Dtype
 
 # VLLM_TUNED_CONFIG_FOLDER is in vllm/envs.py of 0.10.1's wheel, and not in 0.10.0's (PR 22791).
@@ -14,7 +14,7 @@ UNFUSING_FLAG = ""
 
 
 def read_flags(flags: Mapping[str, str]) -> ServingFlags:
-    """See `tuner.engines.launch.read_flags`."""
+    """See `tuner.engines.settings.read_flags`."""
     dtype = Dtype.FP8_W8A8 if flags.get("--quantization") == "fp8" else None
     tp = number_of(flags, ("--tensor-parallel-size", "-tp"))
     spreads = bool({"--enable-expert-parallel", "-ep"} & flags.keys())
@@ -28,7 +28,7 @@ def read_flags(flags: Mapping[str, str]) -> ServingFlags:
 
 
 def experts_flags(ep: int) -> dict[str, str]:
-    """See `tuner.engines.launch.with_experts`: vLLM divides them among all ranks."""
+    """See `tuner.engines.settings.with_experts`: vLLM divides them among all ranks."""
     return {"--enable-expert-parallel": "1"}
 
 

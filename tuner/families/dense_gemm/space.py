@@ -11,8 +11,15 @@ from tuner.engines.config_files import launch_config
 from tuner.families.dense_gemm.engine import GemmEngine, GemmFileKey, ShippedFile
 from tuner.families.dense_gemm.problem import DenseGemm, DensePart
 from tuner.problems.points import Config, Point, Problem, triton_defaults
-from tuner.tuning.baselines import Baselines, tuned_near
-from tuner.tuning.seeds import ballots_of, device_distance, elect, in_turn, octaves
+from tuner.tuning.seeds import (
+    Baselines,
+    ballots_of,
+    device_distance,
+    elect,
+    in_turn,
+    octaves,
+    tuned_near,
+)
 from tuner.tuning.space import Rule, Space, without_equal_groups
 
 # Values that mean the same as an absent key. Kernels that do not take a key refuse it, so the

@@ -21,7 +21,6 @@ from tuner.families.dense_gemm.space import (
 from tuner.measure.recording import TrialRecording
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import MeasureKind
-from tuner.tuning.baselines import Baselines
 from tuner.tuning.pointwise import pointwise_goal
 from tuner.tuning.report import EntryTable
 from tuner.tuning.request import (
@@ -34,6 +33,7 @@ from tuner.tuning.request import (
     refuse_moe_options,
 )
 from tuner.tuning.search import Budget, Search
+from tuner.tuning.seeds import Baselines
 from tuner.tuning.space import Space
 from tuner.tuning.tune import FixedStrategy, Strategy, everything
 

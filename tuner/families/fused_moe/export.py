@@ -9,9 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from tuner.devices.table import Device
-from tuner.engines.config_files import config_file_text, fields_on, read_lenient, read_written
+from tuner.engines.config_files import (
+    PROVENANCE,
+    config_file_text,
+    fields_on,
+    read_lenient,
+    read_written,
+    shipped_at,
+)
 from tuner.engines.engine import engine_triton
-from tuner.engines.sidecars import PROVENANCE, shipped_at
 from tuner.errors import ExportRefused
 from tuner.export.delivery import Delivery, ExportFile
 from tuner.export.sized_files import Content, SizedFile, build_files

@@ -9,9 +9,8 @@ from functools import cache, partial
 
 from tuner.devices.table import Device
 from tuner.errors import BadInput
-from tuner.families.fused_moe.baselines import MoeBaselines, find_baselines
 from tuner.families.fused_moe.both_gemms import OneConfigStrategy
-from tuner.families.fused_moe.choose import MoeChooser, MoePolicy
+from tuner.families.fused_moe.choose import MoeBaselines, MoeChooser, MoePolicy, find_baselines
 from tuner.families.fused_moe.engine import MoeEngine, ShippedFile, moe_engine
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.predict import CLEAR_GAIN, Predictor

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from tuner.problems.points import Candidate, Config, Part, Point
 from tuner.problems.results import Entry, Trial
-from tuner.tuning.baselines import Baselines
-from tuner.tuning.mishaps import uncompared
 from tuner.tuning.pointwise import PointwiseChooser, Policy
+from tuner.tuning.report import uncompared
+from tuner.tuning.seeds import Baselines
 
 
 @dataclass(frozen=True)

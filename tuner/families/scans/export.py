@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from tuner.devices.table import Device
+from tuner.engines.config_files import PROVENANCE
 from tuner.engines.engine import Engine
-from tuner.engines.sidecars import PROVENANCE
 from tuner.export.delivery import (
     Delivery,
     ExportFile,

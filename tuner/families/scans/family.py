@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 from tuner.devices.roofline import roofline_us
 from tuner.devices.table import Device
 from tuner.families.scans.scan import (
-    ScanKernel,
     ScanProblem,
     all_chunks,
     kernel_of,
@@ -42,37 +40,6 @@ _SELECTING = (
 )
 
 
-def scan_family(
-    name: str,
-    *,
-    title: str,
-    flag: str,
-    example: str,
-    parse: Callable[[str], Any],
-    parts: type[ScanKernel],
-) -> Family:
-    """The registry entry of a family whose package lies beside this module."""
-    return Family(
-        name=name,
-        title=title,
-        flag=flag,
-        problems=(name,),
-        example=example,
-        parse=parse,
-        parts=parts,
-        shaping=_SHAPING,
-        selecting=_SELECTING,
-        searching=(),
-        read_selection=read_selection,
-        place=_place,
-        least_us=_least_us,
-        held_bytes=_held_bytes,
-        package=f"{__package__}.{name}",
-        shared=str(__package__),
-        predicts=False,
-    )
-
-
 def _place(problem: ScanProblem, point: Point) -> ChartPosition:
     """Where a point is drawn: the kernels of a batch are one after the other, by tokens."""
     sequences = f"{point.batch_size} sequence{'s' * (point.batch_size != 1)}"
@@ -99,3 +66,18 @@ def _held_bytes(problem: ScanProblem, point: Point) -> int:
     """Bytes that a kernel reads and writes: one launch needs them of the card's memory."""
     size = tokens_of(point), all_chunks(problem, point)
     return kernel_of(problem, point.part).moved_bytes(problem, *size)
+
+
+# Makes the entry of a family whose package lies beside this module.
+scan_family = partial(
+    Family,
+    shaping=_SHAPING,
+    selecting=_SELECTING,
+    searching=(),
+    read_selection=read_selection,
+    place=_place,
+    least_us=_least_us,
+    held_bytes=_held_bytes,
+    shared=str(__package__),
+    predicts=False,
+)

@@ -17,13 +17,13 @@ from tuner.bindings.sglang.attention.backend import index_types, launcher_argume
 from tuner.bindings.sglang.plugin.kernels import CHOICES, FLAGS, FOLLOWERS, OPTIONS
 from tuner.bindings.sglang.plugin.launch_keys import grid_rule
 from tuner.devices.target import CUDA, Target
-from tuner.engines.sglang.package import SGLang, find_source
+from tuner.engines.sglang.package import SGLang
 from tuner.errors import UnsupportedKernel, did_you_mean
 from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.problem import Attention, AttentionPart, AttentionPhase
 from tuner.kernels.binding import Binding, Constant, argument_of, bind
 from tuner.kernels.launcher import KernelLaunch, Launcher
-from tuner.kernels.lift import Lifted, lift
+from tuner.kernels.lift import Lifted, find_source, lift
 from tuner.problems.points import Config, Point
 
 # The folders of the launchers' modules, in versions since 0.4.4.
@@ -152,7 +152,8 @@ class SGLangAttentionKernels(AttentionKernels):
 def launcher_source(engine: SGLang, phase: AttentionPhase) -> Path:
     """The file that defines a phase's launcher and kernels. Raises UnsupportedKernel."""
     module, function = LAUNCHERS[phase]
-    return find_source(engine, function, [f"{folder}/{module}.py" for folder in _FOLDERS])
+    places = [f"{folder}/{module}.py" for folder in _FOLDERS]
+    return find_source(engine.root, f"{engine.name} {engine.version}", function, places)
 
 
 def lift_attention(

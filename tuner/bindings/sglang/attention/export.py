@@ -26,7 +26,7 @@ from tuner.bindings.sglang.plugin.files import (
     AttentionFile,
     read_attention_file,
 )
-from tuner.engines.sidecars import PROVENANCE, read_sidecar
+from tuner.engines.config_files import PROVENANCE, read_sidecar
 from tuner.errors import ExportRefused, MalformedConfigFile
 from tuner.export.delivery import read_back
 from tuner.export.files import provenance_row, sidecar_fields

@@ -22,8 +22,7 @@ from tuner.bindings.sglang.plugin.gemm_files import (
 )
 from tuner.bindings.sglang.plugin.gemm_loaders import fields_of
 from tuner.devices.table import Device
-from tuner.engines.config_files import config_file_text
-from tuner.engines.sidecars import PROVENANCE
+from tuner.engines.config_files import PROVENANCE, config_file_text
 from tuner.errors import ExportRefused, UnsupportedKernel
 from tuner.export.delivery import (
     Delivery,

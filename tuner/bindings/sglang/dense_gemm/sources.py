@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tuner.bindings.sglang.plugin.gemm_loaders import FP8_BLOCKS, INT8_BLOCKS, PACKAGES, Loader
 from tuner.devices.target import CUDA
-from tuner.engines.sglang.package import SGLang, find_source
-from tuner.kernels.lift import Lifted, lift_files
+from tuner.engines.sglang.package import SGLang
+from tuner.kernels.lift import Lifted, find_source, lift_files
 
 FP8_KERNELS = (
     "_w8a8_block_fp8_matmul",
@@ -37,4 +37,4 @@ def lift_kernels(engine: SGLang, platform: str = CUDA) -> Lifted:
 
 def _source(engine: SGLang, loader: Loader) -> Path:
     places = [f"{folder}/{loader.module}.py" for folder in _FOLDERS]
-    return find_source(engine, loader.function, places)
+    return find_source(engine.root, f"{engine.name} {engine.version}", loader.function, places)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 
-from tuner.bindings.sglang.fused_moe.files import SGLangFusedMoe
+from tuner.bindings.sglang.fused_moe.files import SGLangFusedMoe, open_delivery
 from tuner.bindings.sglang.fused_moe.shared_experts import (
     fuses_in_some_release,
     shared_expert_fusion,
 )
 from tuner.devices.target import HIP, Target
 from tuner.engines.engine import Release, release_of
-from tuner.engines.sglang.package import SGLang
 from tuner.errors import BadProblem, PaddedShape
-from tuner.families.fused_moe.export import MoeDelivery
 from tuner.families.fused_moe.models import Block, Cut, fitted_block
 from tuner.families.fused_moe.warning_line import NamedLayer, find_config_name
 from tuner.models.model import Model
@@ -29,13 +27,6 @@ __all__ = [
 
 
 open_family = SGLangFusedMoe
-
-
-def open_delivery(engine: SGLang) -> MoeDelivery:
-    """How a layer's winners reach the servers of one copy of sglang."""
-    return MoeDelivery(SGLangFusedMoe(engine), replaces_packaged=True)
-
-
 BLOCKS_REFUSED = ""  # no release that was read makes blocks smaller
 
 

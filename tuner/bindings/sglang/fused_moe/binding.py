@@ -22,7 +22,7 @@ from typing import ClassVar
 from tuner.devices.table import architecture
 from tuner.devices.target import CUDA, Target
 from tuner.engines.config_files import AMD_OPTIONS, launch_options
-from tuner.engines.sglang.package import SGLang, find_source
+from tuner.engines.sglang.package import SGLang
 from tuner.errors import BadProblem, UnsupportedKernel, did_you_mean
 from tuner.families.fused_moe.engine import MoeKernels
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, padded_slots, sorted_slots, swaps_ab
@@ -38,7 +38,7 @@ from tuner.kernels.binding import (
     bind,
     refuse_empty_tiles,
 )
-from tuner.kernels.lift import Lifted, lift
+from tuner.kernels.lift import Lifted, find_source, lift
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, triton_defaults
 
@@ -149,7 +149,7 @@ def lift_fused_moe(engine: SGLang, platform: str = CUDA) -> FusedMoeKernels:
     Raises UnsupportedKernel; see `lift`.
     """
     origin = f"{engine.name} {engine.version}"
-    source = find_source(engine, DENSE, _LOCATIONS)
+    source = find_source(engine.root, origin, DENSE, _LOCATIONS)
     lifted = lift(source, (DENSE, GROUPED), engine.root, origin, platform)
     return FusedMoeKernels(lifted, reads_up_tma(engine))
 

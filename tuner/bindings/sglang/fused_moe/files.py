@@ -1,4 +1,4 @@
-"""sglang's fused-MoE config files on disk, and the rules of its loader.
+"""sglang's fused-MoE config files on disk, their delivery, and the rules of its loader.
 
 The rules differ between versions, and patched builds exist, so they come from the code on disk
 and never from a version number.
@@ -21,6 +21,7 @@ from tuner.engines.file_engine import file_in
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import MalformedConfigFile, UnsupportedKernel
 from tuner.families.fused_moe.engine import MoeEngine, MoeFileKey, format_file_name, parse_file_name
+from tuner.families.fused_moe.export import MoeDelivery
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.kernels.definitions import Definitions
 from tuner.problems.dtypes import Dtype
@@ -270,3 +271,8 @@ def run_heuristic(
         "get_default_config", arguments
     )
     return found
+
+
+def open_delivery(engine: SGLang) -> MoeDelivery:
+    """How a layer's winners reach the servers of one copy of sglang."""
+    return MoeDelivery(SGLangFusedMoe(engine), replaces_packaged=True)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from tuner.bindings.vllm.fused_moe.files import VLLMFusedMoe, parse_file_name
+from tuner.bindings.vllm.fused_moe.files import VLLMFusedMoe, open_delivery, parse_file_name
 from tuner.devices.target import Target
 from tuner.engines.engine import find_engine, release_of
-from tuner.engines.vllm.package import VLLM
 from tuner.errors import BadProblem, MalformedConfigFile, UnknownEngine
 from tuner.families.fused_moe.engine import Fusion
-from tuner.families.fused_moe.export import MoeDelivery
 from tuner.families.fused_moe.models import SMALLEST_GROUP, Block, Cut, exact_block, fitted_block
 from tuner.families.fused_moe.warning_line import NamedLayer, find_config_name
 from tuner.models.model import Model
@@ -28,12 +26,6 @@ __all__ = [
 
 
 open_family = VLLMFusedMoe
-
-
-def open_delivery(engine: VLLM) -> MoeDelivery:
-    """How a layer's winners reach the servers of one copy of vLLM."""
-    # Where the folder of the variable lacks a file, servers read the package's.
-    return MoeDelivery(VLLMFusedMoe(engine), replaces_packaged=False)
 
 
 def parse_config_name(text: str) -> NamedLayer | None:

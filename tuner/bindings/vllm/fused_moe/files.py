@@ -31,6 +31,7 @@ from tuner.engines.vllm.package import VLLM
 from tuner.errors import MalformedConfigFile, UnsupportedKernel
 from tuner.families.fused_moe import engine as moe
 from tuner.families.fused_moe.engine import MoeEngine, MoeFileKey
+from tuner.families.fused_moe.export import MoeDelivery
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config
@@ -171,3 +172,9 @@ def parse_file_name(name: str) -> MoeFileKey:
     if key.per_channel_quant or key.gemm is Gemm.DOWN:
         raise MalformedConfigFile(f"{name!r}: vLLM looks for no per_channel_quant and no _down")
     return key
+
+
+def open_delivery(engine: VLLM) -> MoeDelivery:
+    """How a layer's winners reach the servers of one copy of vLLM."""
+    # Where the folder of the variable lacks a file, servers read the package's.
+    return MoeDelivery(VLLMFusedMoe(engine), replaces_packaged=False)

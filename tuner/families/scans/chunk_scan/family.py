@@ -4,7 +4,9 @@ from tuner.families.scans.chunk_scan.problem import NAME, ChunkScan, SsdKernel
 from tuner.families.scans.family import scan_family
 
 FAMILY = scan_family(
-    NAME,
+    name=NAME,
+    problems=(NAME,),
+    package=str(__package__),
     title="the chunked scan of Mamba-2 layers",
     flag="--chunk-scan",
     example="chunk_scan:heads=..,head_dim=..,groups=..,state_size=..,chunk_size=..",

@@ -4,7 +4,9 @@ from tuner.families.scans.family import scan_family
 from tuner.families.scans.gated_delta.problem import NAME, DeltaKernel, GatedDelta
 
 FAMILY = scan_family(
-    NAME,
+    name=NAME,
+    problems=(NAME,),
+    package=str(__package__),
     title="the chunked scan of gated delta nets",
     flag="--gated-delta",
     example="gated_delta:key_heads=..,value_heads=..,key_dim=..,value_dim=..",

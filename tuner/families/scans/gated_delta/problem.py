@@ -42,12 +42,11 @@ class DeltaKernel(ScanKernel):
     OUT = "delta_out"
 
 
-_FIRST = {
-    "fused": (DeltaKernel.NORM, DeltaKernel.GATES, DeltaKernel.SOLVE),
-    "split": (DeltaKernel.GATES, DeltaKernel.PRODUCTS, DeltaKernel.INVERSE),
-}
 _REST = DeltaKernel.WEIGHTS, DeltaKernel.STATES, DeltaKernel.OUT
-CHAINS = {chain: (*first, *_REST) for chain, first in _FIRST.items()}
+CHAINS = {
+    "fused": (DeltaKernel.NORM, DeltaKernel.GATES, DeltaKernel.SOLVE, *_REST),
+    "split": (DeltaKernel.GATES, DeltaKernel.PRODUCTS, DeltaKernel.INVERSE, *_REST),
+}
 _FUSED = "fused"  # where a problem names no chain
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from tuner.engines.logs.settings import of_fields
 from tuner.errors import BadInput, ServerUnavailable
-from tuner.web import checked_url, opener_for
+from tuner.jobs.web import checked_url, opener_for
 
 _TIMEOUT_S = 10.0
 _LARGEST = 4 << 20  # bytes; 0.5.23 answers 60 kB
