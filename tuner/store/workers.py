@@ -376,8 +376,9 @@ class Estimates(Queries):
         with self._read() as connection:
             found = connection.execute(query).all()
         taken = [
-            max(0.0, totals["extra"]["gpu_s"] - start_s(parse_problem(spec))) / len(tuned)
+            max(0.0, gpu_s - start_s(parse_problem(spec))) / len(tuned)
             for spec, tuned, totals in found
-            if tuned and totals and is_readable(spec)
+            if tuned and (gpu_s := (totals or {}).get("extra", {}).get("gpu_s")) is not None
+            if is_readable(spec)
         ]
         return median(taken) if taken else None
