@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from cases import new_request
 
-from tuner.errors import BadInput, BadProblem
+from tuner.errors import BadInput, BadProblem, UnsupportedKernel
 from tuner.families.attention.family import AttentionSelection
 from tuner.families.attention.problem import AttentionPart
 from tuner.families.attention.workloads import WorkPoint, usual_workload
@@ -56,6 +56,20 @@ def test_a_problem_of_which_no_launch_fits_into_the_card_is_refused(text, said):
     with pytest.raises(BadProblem, match="does not fit on NVIDIA_L40S: its smallest launch") as no:
         refuse_undoable(new_request(parse_problem(text), "L40S"))
     assert said in str(no.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fused_moe:E=8,N=256,K=512,top_k=2,dtype=fp8_w8a8",
+        "block_gemm:N=1536,K=2048,dtype=fp8_w8a8,block=128x128",
+    ],
+)
+def test_a_card_without_the_type_of_the_weights_is_refused_at_once(text):
+    problem = parse_problem(text)
+    with pytest.raises(UnsupportedKernel, match="sm_80 has no 8-bit floats.*serve 16-bit or int8"):
+        refuse_undoable(new_request(problem, "A100"))
+    refuse_undoable(new_request(problem, "L40S"))
 
 
 def test_what_fits_in_part_is_not_refused():

@@ -18,6 +18,7 @@ from typing import Any
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, BadProblem, TunerError, did_you_mean
+from tuner.problems.dtypes import Dtype
 from tuner.problems.points import UNKNOWN_SERVER, Point, Problem, ServerSettings, read_server
 from tuner.problems.registry import Selection, family_of, parse_problem
 from tuner.problems.results import MeasureKind, Totals
@@ -152,17 +153,20 @@ class JobRequest:
 def refuse_undoable(request: JobRequest) -> None:
     """Refuse a job that no worker can do.
 
-    Raises BadInput if it asks for times that nothing predicts or measures, and BadProblem if the
-    smallest launch that it selects needs more memory than the card has.
+    Raises BadInput if it asks for times that nothing predicts or measures, UnsupportedKernel if
+    Triton lacks the type of its weights on the card, and BadProblem if the smallest launch that it
+    selects needs more memory than the card has.
     """
+    device = find_device(request.device)
     refuse_unpredicted(request.problem, request.source.kind)
-    refuse_unmeasured(find_device(request.device), request.source.kind)
+    refuse_unmeasured(device, request.source.kind)
+    if getattr(request.problem, "dtype", None) is Dtype.FP8_W8A8:
+        device.architecture.require_fp8()
     if not request.points:
         return  # a replay of all that its recording has
     held_bytes = family_of(request.problem).held_bytes
     point = min(request.points, key=lambda one: held_bytes(request.problem, one))
     needed = held_bytes(request.problem, point)
-    device = find_device(request.device)
     if needed > device.memory_bytes:
         raise BadProblem(
             f"{request.problem.spec()} does not fit on {device.name}: its smallest launch, "
