@@ -90,6 +90,8 @@ WAIT_S = 5.0
 # It picks threads at random: with eight at once, some answers took ten times as long as others.
 READS = 3  # one computes while the others wait for the database
 OPEN = 1  # requests that need no key: however many there are, the others wait for at most this one
+OPEN_GAP_S = 0.01  # between those of one address; a proxy's users have one address together
+_ADDRESSES = 1000  # of which it is known when they may go on, before those that may are forgotten
 EXPORTS = 2  # they take long, and must not make the other reading requests wait
 ADMISSIONS = 4  # requests with a body, until it is read
 WRITES = 8  # and after that
@@ -134,11 +136,30 @@ class Turns:
         return True
 
 
+class Pace:
+    """Space out the requests of each address, which wait as long as it takes."""
+
+    def __init__(self, gap_s: float) -> None:
+        self._gap_s = gap_s
+        self._next: dict[str, float] = {}  # when an address may go on, in seconds of monotonic()
+
+    async def wait(self, address: str) -> None:
+        """Wait until the address may go on."""
+        now = time.monotonic()
+        if len(self._next) > _ADDRESSES:
+            self._next = {one: at for one, at in self._next.items() if at > now}
+        at = max(now, self._next.get(address, 0.0))
+        self._next[address] = at + self._gap_s
+        if at > now:
+            await anyio.sleep(at - now)
+
+
 class TakeTurns:
     """ASGI middleware: requests take turns. Health checks never wait."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._pace = Pace(OPEN_GAP_S)
         self._reads, self._exports = Turns(READS), Turns(EXPORTS)
         self._admissions, self._open = Turns(ADMISSIONS), Turns(OPEN)
 
@@ -146,6 +167,8 @@ class TakeTurns:
         if scope["type"] != "http" or scope["path"] in HEALTH_PATHS:
             await self._app(scope, receive, send)
             return
+        if needs_no_key(scope["path"]):
+            await self._pace.wait(scope["client"][0] if scope["client"] else "")
         async with self._turns(scope).take(scope, receive, send) as sender:
             if sender:
                 await self._app(scope, receive, sender)

@@ -32,7 +32,7 @@ from api.app import create_app
 from api.errors import problem_response
 from api.key_policy import KeyPolicy, check_keys
 from api.pages.browser import HEALTH_PATHS, VALID_S
-from api.settings import HEAD_BYTES, ApiSettings
+from api.settings import COOKIE_BYTES, HEAD_BYTES, HEADERS, ApiSettings
 from tuner.errors import BadInput
 from tuner.jobs.web import is_loopback
 from tuner.shell import command_line, export_line
@@ -112,6 +112,7 @@ class Parser(h11.Connection):
     def __init__(self) -> None:
         super().__init__(h11.SERVER, HEAD_BYTES)
         self.asked = False
+        self.too_large = ""  # why the request is refused
 
     @property
     def in_body(self) -> bool:
@@ -122,12 +123,31 @@ class Parser(h11.Connection):
         """Return what h11 would, but PAUSED before a piece of a body that no handler asked for."""
         if self.in_body and not self.asked:
             return h11.PAUSED
+        if self.their_state is h11.IDLE:
+            self._refuse_headers()
         event = super().next_event()
         if isinstance(event, h11.Request):
+            self._refuse_cookies(event)
             self.asked = not _has_body(event)
         elif isinstance(event, h11.Data):
             self.asked = False
         return event
+
+    def _refuse_headers(self) -> None:
+        """Raise RemoteProtocolError for too many headers, before any is parsed."""
+        head = self.trailing_data[0].partition(b"\r\n\r\n")[0]
+        if head.count(b"\n") > HEADERS:
+            self._refuse(f"a request has at most {HEADERS} headers")
+
+    def _refuse_cookies(self, request: h11.Request) -> None:
+        """Raise RemoteProtocolError for long cookies, which take long to parse."""
+        cookies = [len(value) for name, value in request.headers if name == b"cookie"]
+        if sum(cookies) > COOKIE_BYTES:
+            self._refuse(f"a request's cookies have at most {COOKIE_BYTES} bytes")
+
+    def _refuse(self, why: str) -> NoReturn:
+        self.too_large = why
+        raise h11.RemoteProtocolError(why, error_status_hint=431)
 
 
 def _has_body(request: h11.Request) -> bool:
@@ -219,11 +239,22 @@ class ClientConnection(H11Protocol):
             await send({"type": "http.response.body"})
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are no request, unless another answer has begun."""
+        """Refuse bytes that are no request, or a head that is too large, unless another answer has
+        begun.
+        """
         with contextlib.suppress(h11.LocalProtocolError):
-            super().send_400_response(msg)
+            if why := self.conn.too_large:
+                length = b"content-length", b"%d" % len(why)
+                self._send(h11.Response(status_code=431, headers=[_CLOSE, length]))
+                self._send(h11.Data(data=why.encode()))
+                self._send(h11.EndOfMessage())
+            else:
+                super().send_400_response(msg)
         self.transport.close()
         self._abort_soon()
+
+    def _send(self, event: h11.Event) -> None:
+        self.transport.write(self.conn.send(event) or b"")
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

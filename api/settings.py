@@ -33,6 +33,8 @@ DIGITS = 400  # of one number: Python takes quadratic time to read more, then re
 
 # Requests.
 HEAD_BYTES = 1 << 15  # a request's line and headers, or what only looks like the rest of a body
+HEADERS = 100  # of a request; a browser behind two proxies sends 40
+COOKIE_BYTES = 1 << 12  # of a request's cookies: the session's has 150
 QUERY_BYTES = 1 << 14  # after the "?"
 QUERY_FIELDS = 200
 SERVER_ARGS = 4096  # characters of a server's flags

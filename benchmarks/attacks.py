@@ -77,6 +77,9 @@ class Attacker:
             "bombs": (8, self._bomb),
             "streams": (85, self._stream),
             "exports": (8, self._export),
+            "headers": (40, self._again_and_again(b"X: a\r\n" * 2_000)),
+            "cookies": (40, self._again_and_again(b"Cookie: " + b"a=b; " * 6_000 + b"\r\n")),
+            "documents": (90, self._again_and_again(b"", "/docs")),
         }
 
     async def _again(self, attack: Attack, ends_at: float) -> None:
@@ -111,6 +114,16 @@ class Attacker:
             writer.write(asked * (63_000 // len(asked)))
             await writer.drain()
             await asyncio.sleep(1.0)
+
+    def _again_and_again(self, lines: bytes, path: str = "/") -> Attack:
+        """Ask for a page with these headers, as often as the server answers."""
+
+        async def ask(reader: StreamReader, writer: StreamWriter) -> None:
+            while True:
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n".encode() + lines + b"\r\n")
+                await reader.readexactly(_length(await self._answer(reader)))
+
+        return ask
 
     async def _idle(self, reader: StreamReader, _: StreamWriter) -> None:
         await reader.read(1)

@@ -16,7 +16,7 @@ from api_server import JOB, Server, eventually, serving
 
 import api.serve
 from api.serve import ClientConnection, ConnectionPlaces, uvicorn_options
-from api.settings import PIECE_BYTES, PIECES, ApiSettings
+from api.settings import COOKIE_BYTES, HEADERS, PIECE_BYTES, PIECES, ApiSettings
 from tuner.store.keys import Scope
 from workers.settings import Settings
 
@@ -92,6 +92,33 @@ def rest(client: socket.socket) -> bytes:
         while chunk := client.recv(65536):
             said += chunk
     return said
+
+
+class TestTooMuchInAHead:
+    @pytest.mark.parametrize(
+        ("lines", "status"),
+        [
+            (b"".join(b"X-%d: a\r\n" % at for at in range(HEADERS - 2)), b"200"),
+            (b"X: a\r\n" * 2_000, b"431"),
+            (b"Cookie: " + b"a=b; " * (COOKIE_BYTES // 5) + b"\r\n", b"200"),
+            (b"Cookie: " + b"a=b; " * 6_000 + b"\r\n", b"431"),
+            ((b"Cookie: " + b"a=b; " * 500 + b"\r\n") * 2, b"431"),
+        ],
+    )
+    def test_more_headers_or_cookies_than_anybody_sends_are_refused(self, server, lines, status):
+        with connect(server) as client:
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + lines + b"\r\n")
+            client.shutdown(socket.SHUT_WR)
+            assert rest(client).startswith(b"HTTP/1.1 " + status)
+
+    def test_so_are_those_of_a_second_request(self, server):
+        first = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        with connect(server) as client:
+            client.sendall(first + first[:-2] + b"X: a\r\n" * 2_000 + b"\r\n")
+            said = rest(client)
+        assert said.startswith(b"HTTP/1.1 200 ")
+        assert b"HTTP/1.1 431 " in said
+        assert said.endswith(b"a request has at most 100 headers")
 
 
 class TestTooSlow:

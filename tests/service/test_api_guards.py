@@ -1,5 +1,6 @@
 """Who is let in, how often, with what: keys, rates, bodies, names that are none."""
 
+import asyncio
 import http.client
 import json
 import logging
@@ -15,6 +16,7 @@ from servers import started_redis
 from worker_processes import wait_for
 
 from api.key_policy import check_keys
+from api.limits import Pace
 from api.settings import ApiSettings, read_api_settings
 from tuner.errors import BadInput
 from tuner.jobs.job import Job
@@ -345,3 +347,21 @@ class TestSettings:
     def test_what_cannot_be_is_refused(self, name, value):
         with pytest.raises(BadInput, match=value):
             read_api_settings({f"TUNER_API_{name}": value})
+
+
+def test_requests_without_a_key_are_spaced_out_by_address(monkeypatch):
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(round(seconds, 6))
+
+    monkeypatch.setattr("api.limits.time.monotonic", lambda: 100.0)
+    monkeypatch.setattr("api.limits.anyio.sleep", sleep)
+    pace = Pace(0.01)
+
+    async def ask() -> None:
+        for address in ("a", "a", "b", "a"):
+            await pace.wait(address)
+
+    asyncio.run(ask())
+    assert slept == [0.01, 0.02]
