@@ -23,7 +23,6 @@ TunerError                      the root: catch this to catch them all
 │   ├── MalformedWorkload
 │   ├── MalformedCapture
 │   ├── MalformedBenchmark
-│   ├── MalformedTrace
 │   ├── UnreadableLog
 │   ├── UnsupportedKernel
 │   ├── UnwritableOutput
@@ -214,10 +213,6 @@ class MalformedCapture(BadInput):
 
 class MalformedBenchmark(BadInput):
     """A file does not hold benchmark results."""
-
-
-class MalformedTrace(BadInput):
-    """A file is no trace of torch's profiler, or it ends in the middle."""
 
 
 class UnreadableLog(BadInput):

@@ -26,6 +26,7 @@ from tuner.devices.table import find_device
 from tuner.devices.target import CUDA, Target, cuda_target
 from tuner.engines.engine import names_model
 from tuner.errors import BadProblem
+from tuner.families.fused_moe.engine import FusionCase
 from tuner.models.config_json import read_model
 from tuner.models.fields import language_fields
 from tuner.models.model import Model
@@ -209,7 +210,8 @@ def test_the_rule_is_the_engine_s(version, subtests):
     targets += [find_device(name).target for name in ("MI210", "MI300X", "MI355X", "R9700")]
     for model, target, ep in product(models, targets, (1, 8)):
         with subtests.test(model=model, target=target.name, ep=ep):
-            ours = shared_expert_fusion(find_preset(model), version, target, tp=8, ep=ep)
+            case = FusionCase(find_preset(model), version, target, tp=8, ep=ep)
+            ours = shared_expert_fusion(case)
             assert ours.experts == ours.top_k == engine_fuses(version, model, target, ep)
 
 
@@ -227,13 +229,15 @@ def test_the_rule_is_the_engine_s(version, subtests):
 )
 def test_amd_through_the_releases(model, version, device, experts):
     target = find_device(device).target
-    assert shared_expert_fusion(find_preset(model), version, target, tp=8).experts == experts
+    case = FusionCase(find_preset(model), version, target, tp=8)
+    assert shared_expert_fusion(case).experts == experts
 
 
 def test_there_was_no_fusion_in_0_4_4():
     source = ENGINES / "sglang-0.4.4" / "sglang" / "srt" / "models" / "deepseek_v2.py"
     assert "shared_experts_fusion" not in source.read_text()
-    assert shared_expert_fusion(find_preset("deepseek-r1"), "0.4.4", cuda_target(9, 0)).experts == 0
+    case = FusionCase(find_preset("deepseek-r1"), "0.4.4", cuda_target(9, 0))
+    assert shared_expert_fusion(case).experts == 0
 
 
 @pytest.mark.parametrize(
@@ -276,7 +280,8 @@ def test_deepseek_r1_through_the_releases(version, device, tp, dtype, E, top_k):
     ],
 )
 def test_other_families(model, version, experts):
-    assert shared_expert_fusion(find_preset(model), version, cuda_target(9, 0)).experts == experts
+    case = FusionCase(find_preset(model), version, cuda_target(9, 0))
+    assert shared_expert_fusion(case).experts == experts
 
 
 @pytest.mark.parametrize(
@@ -295,7 +300,8 @@ def test_ling_3(version, ep, width, experts):
         n_shared_experts=1,
         shared_intermediate=width,
     )
-    assert shared_expert_fusion(ling, version, cuda_target(9, 0), ep=ep).experts == experts
+    case = FusionCase(ling, version, cuda_target(9, 0), ep=ep)
+    assert shared_expert_fusion(case).experts == experts
 
 
 @pytest.mark.parametrize(

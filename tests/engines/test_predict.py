@@ -17,7 +17,7 @@ from tuner.devices.tile_model import (
     uses_warpgroup,
 )
 from tuner.engines.engine import find_engine
-from tuner.families.fused_moe.choose import MoePolicy, choose
+from tuner.families.fused_moe.choose import MoeChooser, MoePolicy
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.predict import (
@@ -318,10 +318,12 @@ class TestThreshold:
             for c, us in times.items()
         ]
         baseline_configs = {Point(8, gemm): {"default": default} for gemm in Gemm}
-        kept = choose(trials, baseline_configs, MoePolicy(noise=CLEAR_GAIN, tie=0.0), {8})
+        kept = MoeChooser(baseline_configs, MoePolicy(noise=CLEAR_GAIN, tie=0.0), {8}).choose(
+            trials
+        )
         assert {entry.config for entry in kept} == {default}
         assert "nothing is predicted to be clearly faster" in kept[0].reason
-        taken = choose(trials, baseline_configs, MoePolicy(noise=0.0), {8})
+        taken = MoeChooser(baseline_configs, MoePolicy(noise=0.0), {8}).choose(trials)
         assert {entry.config for entry in taken} == {other}
 
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.errors import NothingFits
-from tuner.families.fused_moe.both_gemms import finalists
-from tuner.families.fused_moe.choose import MAKERS, SLOWER, MoePolicy, choose
+from tuner.families.fused_moe.choose import MAKERS, SLOWER, MoeChooser, MoePolicy
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import Candidate, Config, Point
 from tuner.problems.results import Compiled, Measurement, Status, Trial, untimed
@@ -52,7 +51,7 @@ def test_gemms_that_prefer_others_get_what_is_fastest_together(first, second, se
         *(trial(8, Gemm.UP, first, 10.0), trial(8, Gemm.DOWN, first, 30.0)),
         *(trial(8, Gemm.UP, second, second_up_us), trial(8, Gemm.DOWN, second, 20.0)),
     ]
-    entries = choose(trials, both(8, default=first), policy, {8})
+    entries = MoeChooser(both(8, default=first), policy, {8}).choose(trials)
     assert chosen(entries, 8) == {Gemm.UP: second, Gemm.DOWN: second}
 
 
@@ -60,15 +59,15 @@ def test_a_gemm_tuned_alone_keeps_to_the_block_size_m_of_the_other():
     default, small, large = config(128), config(16), config(64)
     trials = [trial(8, Gemm.UP, c, us) for c, us in ((default, 20.0), (small, 10.0), (large, 15.0))]
     incumbents = {Point(8, Gemm.UP): {"default": default}}
-    (free,) = choose(trials, incumbents, EXACT, {8})
-    (kept,) = choose(trials, incumbents, EXACT, {8}, {8: 64})
+    (free,) = MoeChooser(incumbents, EXACT, {8}).choose(trials)
+    (kept,) = MoeChooser(incumbents, EXACT, {8}, {8: 64}).choose(trials)
     assert (free.config, kept.config) == (small, large)
     assert kept.reason == "fastest with BLOCK_SIZE_M=64, which the other gemm has"
     assert kept.incumbents["default"].median_us == 20.0
-    final = finalists(trials, incumbents, [kept], {8}, {8: 64})
+    final = MoeChooser(incumbents, EXACT, {8}, {8: 64}).finalists(trials, [kept])
     assert {one.candidate.config for one in final} == {default, large}
     with pytest.raises(NothingFits, match="BLOCK_SIZE_M=32: tune both gemms together"):
-        choose(trials, incumbents, EXACT, {8}, {8: 32})
+        MoeChooser(incumbents, EXACT, {8}, {8: 32}).choose(trials)
 
 
 # Times of the default, the shipped and another configuration, us; the policy; the name of the
@@ -87,7 +86,7 @@ def test_an_incumbent_stays_unless_it_cannot_run_or_is_clearly_beaten(times, pol
     tried = {n: None if us == "crashes" else us for n, us in zip(named, times, strict=True) if us}
     trials = timed(8, {named[n]: us for n, us in tried.items()})
     shipped = named["shipped"] if "shipped" in tried else None
-    entries = choose(trials, both(8, named["default"], shipped), policy, {8})
+    entries = MoeChooser(both(8, named["default"], shipped), policy, {8}).choose(trials)
     assert set(chosen(entries, 8).values()) == {named[name]}
     assert why in entries[0].reason
     default = entries[0].incumbents["default"]
@@ -109,7 +108,7 @@ def test_no_prediction_replaces_what_the_makers_measured(shipped, makers_us, nam
     times = dict(zip(named.values(), (90.0, makers_us, 50.0), strict=True))
     runs = both(8, named["default"], named["makers"] if shipped else None)
     trusted = {Point(8, gemm): named["makers"] for gemm in Gemm}
-    entries = choose(timed(8, times), runs, MoePolicy(noise=0.05), {8}, trusted=trusted)
+    entries = MoeChooser(runs, MoePolicy(noise=0.05), {8}, trusted=trusted).choose(timed(8, times))
     assert set(chosen(entries, 8).values()) == {named[name]}
     assert entries[0].reason.startswith(why)
 
@@ -117,7 +116,7 @@ def test_no_prediction_replaces_what_the_makers_measured(shipped, makers_us, nam
 def test_no_runnable_pair_is_an_error_that_names_the_batch_size():
     trials = timed(48, {config(16): None})
     with pytest.raises(NothingFits, match="batch size 48"):
-        choose(trials, both(48, default=config(16)), EXACT, {48})
+        MoeChooser(both(48, default=config(16)), EXACT, {48}).choose(trials)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +135,7 @@ def test_ties_go_to_the_neighbouring_batch_size(times, policy, takes_the_neighbo
     default, a, b = config(32), config(16, 4), config(16, 8)
     trials = timed(8, {default: 200.0, a: 100.0, b: 120.0})
     trials += timed(16, dict(zip((default, a, b), times, strict=True)))
-    entries = choose(trials, both(8, default) | both(16, default), policy, {8, 16})
+    entries = MoeChooser(both(8, default) | both(16, default), policy, {8, 16}).choose(trials)
     assert set(chosen(entries, 8).values()) == {a}
     assert set(chosen(entries, 16).values()) == {a if takes_the_neighbours else b}
 
@@ -145,7 +144,7 @@ def test_batch_sizes_nobody_asked_for_keep_the_incumbent_or_the_nearest_that_fit
     default, winner = config(128), config(16)
     trials = timed(8, {winner: 10.0}) + timed(4, {default: 50.0}) + timed(16, {default: None})
     incumbents = both(4, default) | both(8, default) | both(16, default)
-    entries = choose(trials, incumbents, EXACT, {8})
+    entries = MoeChooser(incumbents, EXACT, {8}).choose(trials)
     assert set(chosen(entries, 4).values()) == {default}
     assert set(chosen(entries, 16).values()) == {winner}
     untuned = {e.point.batch_size: (e.status, e.median_us) for e in entries}
@@ -153,7 +152,7 @@ def test_batch_sizes_nobody_asked_for_keep_the_incumbent_or_the_nearest_that_fit
     assert untuned[16] == (Status.COPIED, None)
     predicted = Measurement(Status.PREDICTED, 10.0)
     guessed = [replace(one, measurement=predicted) for one in timed(8, {winner: 10.0})]
-    entries = choose([*guessed, *timed(16, {default: None})], incumbents, EXACT, {8})
+    entries = MoeChooser(incumbents, EXACT, {8}).choose([*guessed, *timed(16, {default: None})])
     assert {e.status for e in entries if e.point.batch_size == 16} == {Status.PREDICTED}
 
 
@@ -175,7 +174,7 @@ def test_the_engines_own_entry_stays_at_a_size_that_was_not_tuned_unless_it_cann
     if compiled:
         candidates = [Candidate(Point(16, gemm), default) for gemm in Gemm]
         trials += [untimed(one, Compiled(compiled)) for one in candidates]
-    entries = choose(trials, both(8, default) | both(16, default), EXACT, {8})
+    entries = MoeChooser(both(8, default) | both(16, default), EXACT, {8}).choose(trials)
     assert set(chosen(entries, 16).values()) == {default if stays else winner}
 
 
@@ -192,7 +191,7 @@ def test_chosen_total_is_never_above_the_incumbents(data):
     policy = MoePolicy(noise=data.draw(st.sampled_from([0.0, 0.01, 0.1])))
     incumbent_us = [times[g, incumbent] for g in Gemm]
     try:
-        entries = choose(trials, both(8, incumbent), policy, {8})
+        entries = MoeChooser(both(8, incumbent), policy, {8}).choose(trials)
     except NothingFits:
         assert not any(
             times[Gemm.UP, a] and times[Gemm.DOWN, b]
@@ -215,7 +214,7 @@ def test_among_equal_times_the_one_with_the_fewest_stages_is_chosen_each_night()
     nights = []
     for faster in (deep, lean):  # the noise favours another one each night
         times = {default: 120.0, deep: 100.2, lean: 100.2, faster: 100.0}
-        entries = choose(timed(8, times), both(8, default), MoePolicy(noise=0.004), {8})
+        entries = MoeChooser(both(8, default), MoePolicy(noise=0.004), {8}).choose(timed(8, times))
         nights.append(set(chosen(entries, 8).values()))
     assert nights == [{lean}, {lean}]
 
@@ -224,7 +223,7 @@ def test_a_tie_does_not_give_up_the_gain_over_the_incumbent():
     default, best = config(32), config(16).replace(num_stages=5)
     lean = config(16).replace(num_stages=2)
     times = {default: 100.0, best: 99.5, lean: 99.8}
-    entries = choose(timed(8, times), both(8, default), MoePolicy(noise=0.004), {8})
+    entries = MoeChooser(both(8, default), MoePolicy(noise=0.004), {8}).choose(timed(8, times))
     assert set(chosen(entries, 8).values()) == {best}
 
 
@@ -233,8 +232,8 @@ def nights(times: dict[Config, float], previous: Config, policy: MoePolicy):
     trials = timed(8, times)
     stored = {Point(8, gemm): previous for gemm in Gemm}
     default = next(iter(times))
-    entries = choose(trials, both(8, default), policy, {8}, previous=stored)
-    final = finalists(trials, both(8, default), entries, {8}, previous=stored)
+    entries = MoeChooser(both(8, default), policy, {8}, previous=stored).choose(trials)
+    final = MoeChooser(both(8, default), EXACT, {8}, previous=stored).finalists(trials, entries)
     assert {trial.candidate.config for trial in final} >= {previous}
     return entries
 
@@ -263,7 +262,7 @@ def test_where_one_gemm_gets_faster_the_other_keeps_its_stored_configuration():
     trials = timed(8, times)
     trials.append(trial(8, Gemm.UP, config(16, 8), 90.0))
     stored = {Point(8, gemm): last for gemm in Gemm}
-    entries = choose(trials, both(8, default), MoePolicy(0.004), {8}, previous=stored)
+    entries = MoeChooser(both(8, default), MoePolicy(0.004), {8}, previous=stored).choose(trials)
     assert chosen(entries, 8) == {Gemm.UP: config(16, 8), Gemm.DOWN: last}
 
 
@@ -271,5 +270,5 @@ def test_a_stored_pair_of_two_block_sizes_is_no_pair():
     default, best = config(32), config(64)
     stored = {Point(8, Gemm.UP): config(16), Point(8, Gemm.DOWN): best}
     trials = timed(8, {default: 120.0, config(16): 100.0, best: 100.0})
-    entries = choose(trials, both(8, default), MoePolicy(0.004), {8}, previous=stored)
+    entries = MoeChooser(both(8, default), MoePolicy(0.004), {8}, previous=stored).choose(trials)
     assert len({entry.config["BLOCK_SIZE_M"] for entry in entries}) == 1

@@ -3,7 +3,7 @@
 import pytest
 
 from tuner.files import shipped_toml
-from tuner.models.rows import OWN, read_rows
+from tuner.models.table import OWN, read_rows
 
 ROWS = shipped_toml("tuner.models", "models.toml")["model"]
 PARENT = {

@@ -8,8 +8,8 @@ import pytest
 from cases import trial
 
 from tuner.errors import NothingFits
-from tuner.families.fused_moe.both_gemms import FINAL_BLOCKS, FINALISTS, finalists
-from tuner.families.fused_moe.choose import MoeChooser, MoePolicy, choose
+from tuner.families.fused_moe.both_gemms import FINAL_BLOCKS, FINALISTS
+from tuner.families.fused_moe.choose import MoeChooser, MoePolicy
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.points import TRITON, Candidate, Config, Point
 from tuner.problems.results import Compiled, Entry, Measurement, Status, Totals, Trial
@@ -268,8 +268,8 @@ def test_finalists_are_few_and_hold_incumbents_winners_and_neighbours():
     best_at_16 = [trial(point, config(16, 0), 10.0) for point in POINTS if point.batch_size == 16]
     best_at_8 = [trial(point, config(32, 5), 20.0) for point in POINTS if point.batch_size == 8]
     trials += best_at_16 + best_at_8
-    entries = choose(trials, incumbents, MoePolicy(noise=0.0), SIZES)
-    found = finalists(trials, incumbents, entries, SIZES)
+    chooser = MoeChooser(incumbents, MoePolicy(noise=0.0), SIZES)
+    found = chooser.finalists(trials, chooser.choose(trials))
     for point in POINTS:
         here = {t.candidate.config for t in found if t.candidate.point == point}
         assert {config(64, 9), config(16, 0), config(32, 5)} <= here
@@ -284,8 +284,8 @@ def test_a_final_has_no_candidate_without_a_time():
     )
     trials = [failed, *(trial(point, OTHER, 5.0) for point in POINTS)]
     incumbents = {point: {"default": config(16, 9)} for point in POINTS}
-    entries = choose(trials, incumbents, MoePolicy(noise=0.0), SIZES)
-    found = finalists(trials, incumbents, entries, SIZES)
+    chooser = MoeChooser(incumbents, MoePolicy(noise=0.0), SIZES)
+    found = chooser.finalists(trials, chooser.choose(trials))
     assert failed not in found
     assert len(found) == len(POINTS)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
 from itertools import takewhile
 
 from tuner.devices.table import Device, card_to_check, find_device
@@ -46,14 +45,14 @@ def device_or_here(name: str) -> Device:
     )
 
 
-def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...] | None:
+def visible_gpus() -> tuple[str, ...] | None:
     """Return the numbers and uuids in CUDA_VISIBLE_DEVICES; None: all GPUs may be used.
 
     As CUDA does, ignore what follows the first name that is neither, such as -1.
     """
-    if VISIBLE not in environ:
+    if VISIBLE not in os.environ:
         return None
-    names = [name.strip() for name in environ[VISIBLE].split(",")]
+    names = [name.strip() for name in os.environ[VISIBLE].split(",")]
     return tuple(takewhile(lambda name: name.isdigit() or name[:4] in ("GPU-", "MIG-"), names))
 
 

@@ -52,12 +52,6 @@ class Target:
         """Whether it is AMD's architecture of that HIP capability or a later one."""
         return self.platform == HIP and self.capability >= (major, minor)
 
-    def is_sm_family(self, arch: int) -> bool:
-        """Whether it is a CUDA architecture of the same generation: sm_103 is one of 100."""
-        return (
-            self.platform == CUDA and isinstance(self.arch, int) and self.arch // 10 == arch // 10
-        )
-
 
 def cuda_target(major: int, minor: int) -> Target:
     """The target of a GPU of that compute capability."""

@@ -216,9 +216,9 @@ def pinned_triton(package: Package) -> str | None:
     return version if isinstance(version, str) else None
 
 
-def engine_triton(engine: Engine, environ: Mapping[str, str] = os.environ) -> str | None:
+def engine_triton(engine: Engine) -> str | None:
     """`pinned_triton` of an engine that `find_engine` gave."""
-    found = (p for p in find_packages(engine.name, environ) if p.root == engine.root)
+    found = (p for p in find_packages(engine.name) if p.root == engine.root)
     return next((pinned_triton(package) for package in found), None)
 
 

@@ -15,10 +15,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column
 from rich.text import Text
 
+from tuner.compile import KernelCompiler
 from tuner.problems.points import TRITON, Candidate, Part
 from tuner.problems.registry import parts
 from tuner.problems.results import Trial
-from tuner.tuning.tune import Waits, Watcher
+from tuner.tuning.tune import Watcher
 
 # Off a terminal: seconds until the first line, and the most between two lines. A line comes once a
 # fifth more time has passed, so a log of seven minutes has fewer than thirty lines.
@@ -201,10 +202,10 @@ class Progress(Watcher):
         self._lock = threading.Lock()
         self._heading = heading
         self._counts = Counts(tries, later)
-        self._compiler: Waits | None = None
+        self._compiler: KernelCompiler | None = None
         self._line = LiveLine(stream, self._text, self._done, since)
 
-    def compiles(self, compiler: Waits) -> None:
+    def compiles(self, compiler: KernelCompiler) -> None:
         with self._lock:
             self._compiler = compiler
 

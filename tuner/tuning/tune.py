@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import starmap
 from typing import Protocol
 
+from tuner.compile import KernelCompiler
 from tuner.errors import MeasurerFailed, NothingFits
 from tuner.problems.points import TRITON, Candidate, Config, Point
 from tuner.problems.results import Entry, Measurement, Totals, Trial
@@ -105,18 +106,10 @@ def everything(spaces: Mapping[Point, Space]) -> FixedStrategy:
     )
 
 
-class Waits(Protocol):
-    """Compiles, and may have to wait."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether another `tuner` compiles all that is left. Any thread may ask."""
-
-
 class Watcher:
     """Hears what a run does, so that a person can be told. This one tells nobody."""
 
-    def compiles(self, compiler: Waits) -> None:
+    def compiles(self, compiler: KernelCompiler) -> None:
         """This compiles the run's candidates."""
 
     def step(self, text: str) -> None:

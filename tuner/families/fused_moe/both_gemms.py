@@ -6,7 +6,7 @@ that run both gemms with one configuration.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.families.fused_moe.problem import Gemm, gemm_of
@@ -165,13 +165,11 @@ FINALISTS = 3  # configurations per gemm and BLOCK_SIZE_M
 
 
 def finalists(
-    trials: Sequence[Trial],
-    incumbents: Mapping[Point, Mapping[str, Config]],
+    fields: Iterable[SizeTrials],
     entries: Sequence[Entry],
     requested: Collection[int],
-    blocks: Mapping[int, int] | None = None,
-    one_config: bool = False,
-    previous: Mapping[Point, Config] | None = None,
+    *,
+    one_config: bool,
 ) -> list[Trial]:
     """The trials worth timing again. At each requested point these are the incumbents, the previous
     choice, the choices there and at the neighbouring batch sizes, and the fastest with the two best
@@ -182,7 +180,7 @@ def finalists(
     found: list[Trial] = []
     sizes = sorted(requested)
     chosen = {entry.point: entry.config for entry in entries}
-    for field in trials_by_size(trials, incumbents, blocks, previous):
+    for field in fields:
         if field.batch_size not in requested:
             continue
         at = sizes.index(field.batch_size)

@@ -63,74 +63,49 @@ class MoePolicy:
 
 @dataclass(frozen=True)
 class MoeChooser:
-    """`choose` and `finalists` for one run."""
+    """Chooses the entries of one run, and what is worth timing again."""
 
     incumbents: Mapping[Point, Mapping[str, Config]]
     policy: MoePolicy
-    requested: Collection[int]  # batch sizes
+    requested: Collection[int]  # the batch sizes that were tuned
     # By batch size, the BLOCK_SIZE_M of a gemm that is not tuned now. The other gemm must share it.
     blocks: Mapping[int, int] | None = None
     previous: Mapping[Point, Config] | None = None  # what the store had when the run began
-    trusted: Mapping[Point, Config] | None = None  # what no prediction replaces, if it can run
+    trusted: Mapping[Point, Config] | None = None  # the makers' own: stays if it can run at all
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
-        return choose(
-            trials,
-            self.incumbents,
-            self.policy,
-            self.requested,
-            self.blocks,
-            self.previous,
-            self.trusted,
-        )
+        """One entry for each point that `incumbents` names, in order of batch size.
+
+        All sizes that were not tuned get the engine's configuration, or the nearest tuned pair if
+        that cannot run. They need an entry because with a file the engine no longer uses its
+        heuristic. What an earlier run chose stays unless a pair is faster by more than a tie, so
+        that nothing changes from night to night but for a reason.
+
+        Raises NothingFits, which names the batch size, if no candidate of a requested size has a
+        time.
+        """
+        fields = list(self._fields(trials))
+        entries: list[Entry] = []
+        choices: dict[int, Choice] = {}
+        neighbour: Choice | None = None
+        for field in fields:
+            if field.batch_size in self.requested:
+                trusted = field.pair(self.trusted or {})
+                neighbour, reason = _choose_at(field, self.policy, neighbour, trusted)
+                choices[field.batch_size] = neighbour
+                entries += _entries(field, neighbour, reason)
+        for field in fields:
+            if field.batch_size not in self.requested:
+                entries += _untuned(field, choices, entries)
+        return sorted(entries, key=lambda entry: entry.point)
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
-        return finalists(
-            trials,
-            self.incumbents,
-            entries,
-            self.requested,
-            self.blocks,
-            self.policy.one_config,
-            self.previous,
-        )
+        """See `finalists`."""
+        one = self.policy.one_config
+        return finalists(self._fields(trials), entries, self.requested, one_config=one)
 
-
-def choose(
-    trials: Sequence[Trial],
-    incumbents: Mapping[Point, Mapping[str, Config]],
-    policy: MoePolicy,
-    requested: Collection[int],
-    blocks: Mapping[int, int] | None = None,
-    previous: Mapping[Point, Config] | None = None,
-    trusted: Mapping[Point, Config] | None = None,
-) -> list[Entry]:
-    """One entry for each point that `incumbents` names, in order of batch size.
-
-    `requested` are the batch sizes that were tuned. All other sizes get the engine's
-    configuration, or the nearest tuned pair if that cannot run. They need an entry because with
-    a file the engine no longer uses its heuristic.
-
-    `blocks`: by batch size, the BLOCK_SIZE_M of a gemm that is not tuned now and must be shared.
-    `previous`: what an earlier run chose here. It stays unless a pair is faster by more than a tie,
-    so that nothing changes from night to night but for a reason.
-    `trusted`: what the engine's makers measured on the card. It stays if it can run at all.
-
-    Raises NothingFits, which names the batch size, if no candidate of a requested size has a time.
-    """
-    fields = list(trials_by_size(trials, incumbents, blocks, previous))
-    entries: list[Entry] = []
-    choices: dict[int, Choice] = {}
-    neighbour: Choice | None = None
-    for field in fields:
-        if field.batch_size in requested:
-            neighbour, reason = _choose_at(field, policy, neighbour, field.pair(trusted or {}))
-            choices[field.batch_size] = neighbour
-            entries += _entries(field, neighbour, reason)
-    for field in fields:
-        if field.batch_size not in requested:
-            entries += _untuned(field, choices, entries)
-    return sorted(entries, key=lambda entry: entry.point)
+    def _fields(self, trials: Sequence[Trial]) -> Iterator[SizeTrials]:
+        return trials_by_size(trials, self.incumbents, self.blocks, self.previous)
 
 
 def _untuned(

@@ -12,11 +12,12 @@ from tuner.devices.table import Device
 from tuner.devices.target import Target
 from tuner.engines import file_engine
 from tuner.engines.config_files import EntryFields, read_lenient
-from tuner.engines.engine import Engine, engine_module
+from tuner.engines.engine import Engine, Release, engine_module, release_of
 from tuner.engines.file_engine import FileEngine
 from tuner.errors import MalformedConfigFile
 from tuner.families.fused_moe.problem import BATCH_SIZES, FusedMoe, Gemm, gemm_of
 from tuner.kernels.binding import Binding, FamilyKernels
+from tuner.models.model import Model
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Candidate, Config
 
@@ -99,6 +100,24 @@ class Fusion:
     experts: int
     top_k: int
     why: str
+
+
+@dataclass(frozen=True)
+class FusionCase:
+    """What decides whether an engine fuses a model's shared experts."""
+
+    model: Model
+    engine_version: str | None  # None: a recent one
+    target: Target
+    tp: int = 1
+    ep: int = 1
+    dtype: Dtype | None = None  # None: the model's own
+    force: bool | None = None  # overrides what the engine does by default
+
+    @property
+    def release(self) -> Release:
+        """The version as numbers; (): it is not known."""
+        return release_of(self.engine_version) if self.engine_version else ()
 
 
 NOT_FUSED = Fusion(0, 0, "shared experts are not fused")
@@ -193,7 +212,11 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
         It may lack num_warps and num_stages; `launch_config` adds Triton's defaults.
         """
 
-    @abstractmethod
+    @property
+    def stops_on_block_m(self) -> bool:
+        """Whether servers stop if the entries of up and down differ in BLOCK_SIZE_M."""
+        return False
+
     def incumbents(
         self,
         problem: FusedMoe,
@@ -203,8 +226,22 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
         root: Path | None = None,
     ) -> dict[str, dict[Gemm, Config]]:
         """What the engine runs: "default" without files, and "shipped" where its loader finds one
-        under `root`.
+        under `root`, unless the files of up and down together would stop servers.
         """
+        default = self.default_config(problem, device, batch_size)
+        found = {"default": dict.fromkeys(Gemm, default)}
+        up = self.entry(root, problem, device, Gemm.UP, batch_size, triton)
+        down = self.entry(root, problem, device, Gemm.DOWN, batch_size, triton)
+        if up is None and down is None:
+            return found
+        up = up or default
+        down = down or up  # without a down file, one configuration serves both gemms
+        if down["BLOCK_SIZE_M"] != up["BLOCK_SIZE_M"]:
+            if self.stops_on_block_m:
+                return found
+            down = down.replace(BLOCK_SIZE_M=up["BLOCK_SIZE_M"])  # the engine sorts tokens once
+        found["shipped"] = {Gemm.UP: up, Gemm.DOWN: down}
+        return found
 
     def sizes(self, problem: FusedMoe, device: Device, triton: str) -> list[int]:
         """The batch sizes that a file must hold: the engine's own, and those of its shipped files.

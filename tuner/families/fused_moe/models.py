@@ -18,7 +18,7 @@ from tuner.devices.table import Device
 from tuner.devices.target import Target, cuda_target
 from tuner.engines.engine import engine_module, engine_names, supports
 from tuner.errors import BadProblem, IndivisibleShape, LacksLayers, PaddedShape
-from tuner.families.fused_moe.engine import NOT_FUSED, Fusion
+from tuner.families.fused_moe.engine import NOT_FUSED, Fusion, FusionCase
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.families.fused_moe.warning_line import resolve_missing
 from tuner.models.model import Model
@@ -114,7 +114,7 @@ def problems(model: Model, serving: Serving) -> Resolved:
     """
     _require_experts(model)
     options = serving.options
-    fusion: Fusion = _rules(serving.engine).shared_expert_fusion(
+    case = FusionCase(
         model,
         serving.engine_version,
         _target(serving),
@@ -123,6 +123,7 @@ def problems(model: Model, serving: Serving) -> Resolved:
         dtype=serving.dtype,
         force=options.get("fuse_shared"),
     )
+    fusion: Fusion = _rules(serving.engine).shared_expert_fusion(case)
     found = [_served(model, serving, fusion)]
     notes = [fusion.why] if model.n_shared_experts else []
     notes += _scheme_notes(model, found[0], serving)

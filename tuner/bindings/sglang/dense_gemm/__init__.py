@@ -10,6 +10,7 @@ from tuner.engines.engine import release_of
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import BadProblem
 from tuner.families.dense_gemm.problem import DenseGemm
+from tuner.families.fused_moe.engine import FusionCase
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
 from tuner.problems.dtypes import parse_dtype
@@ -58,7 +59,7 @@ def fuses_qkv_a(engine_version: str | None) -> bool:
 
 def fuses_shared_experts(model: Model, serving: Serving) -> bool:
     """As that release does by default on that GPU. Without a GPU, a recent one is assumed."""
-    fusion = shared_expert_fusion(
+    case = FusionCase(
         model,
         serving.engine_version,
         serving.device.target if serving.device else cuda_target(9, 0),
@@ -67,4 +68,4 @@ def fuses_shared_experts(model: Model, serving: Serving) -> bool:
         dtype=serving.dtype,
         force=serving.options.get("fuse_shared"),
     )
-    return fusion.experts > 0
+    return shared_expert_fusion(case).experts > 0

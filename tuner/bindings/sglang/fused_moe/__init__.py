@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 
-from tuner.bindings.sglang.fused_moe.files import SGLangFusedMoe, open_delivery
+from tuner.bindings.sglang.fused_moe.files import (
+    SGLangFusedMoe,
+    open_delivery,  # noqa: F401  # all modules of a family are asked for these by name
+)
 from tuner.bindings.sglang.fused_moe.shared_experts import (
     fuses_in_some_release,
-    shared_expert_fusion,
+    shared_expert_fusion,  # noqa: F401
 )
 from tuner.devices.target import HIP, Target
 from tuner.engines.engine import Release, release_of
@@ -15,16 +18,6 @@ from tuner.errors import BadProblem, PaddedShape
 from tuner.families.fused_moe.models import Block, Cut, fitted_block
 from tuner.families.fused_moe.warning_line import NamedLayer, find_config_name
 from tuner.models.model import Model
-
-__all__ = [
-    "fusions",
-    "open_delivery",
-    "open_family",
-    "parse_config_name",
-    "rank_block",
-    "shared_expert_fusion",
-]
-
 
 open_family = SGLangFusedMoe
 BLOCKS_REFUSED = ""  # no release that was read makes blocks smaller

@@ -191,29 +191,9 @@ class SGLangFusedMoe(MoeEngine):
         found = run_heuristic(rules.source, self.engine.root, rules.engine, device, arguments)
         return Config(found)
 
-    def incumbents(
-        self,
-        problem: FusedMoe,
-        device: Device,
-        batch_size: int,
-        triton: str,
-        root: Path | None = None,
-    ) -> dict[str, dict[Gemm, Config]]:
-        """There is no "shipped" if the files of up and down together would stop the engine."""
-        default = self.default_config(problem, device, batch_size)
-        found = {"default": dict.fromkeys(Gemm, default)}
-        up = self.entry(root, problem, device, Gemm.UP, batch_size, triton)
-        down = self.entry(root, problem, device, Gemm.DOWN, batch_size, triton)
-        if up is None and down is None:
-            return found
-        up = up or default
-        down = down or up  # without a down file, one configuration serves both gemms
-        if down["BLOCK_SIZE_M"] != up["BLOCK_SIZE_M"]:
-            if self.rules.stops_on_block_m:
-                return found
-            down = down.replace(BLOCK_SIZE_M=up["BLOCK_SIZE_M"])  # the engine sorts tokens once
-        found["shipped"] = {Gemm.UP: up, Gemm.DOWN: down}
-        return found
+    @property
+    def stops_on_block_m(self) -> bool:
+        return self.rules.stops_on_block_m
 
     def takes_tma(self, problem: FusedMoe, gemm: Gemm) -> bool:
         return takes_tma(problem, gemm) and self.lift().has_tma(gemm)

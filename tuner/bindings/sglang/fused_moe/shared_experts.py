@@ -9,13 +9,12 @@ differs for some models (it adds one expert for Llama 4).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from tuner.devices.target import HIP, Target
-from tuner.engines.engine import Release, release_of
+from tuner.devices.target import HIP
+from tuner.engines.engine import Release
 from tuner.errors import BadProblem
-from tuner.families.fused_moe.engine import Fusion
-from tuner.models.model import Model
+from tuner.families.fused_moe.engine import Fusion, FusionCase
 from tuner.models.serving import Note
 from tuner.problems.dtypes import Dtype
 
@@ -24,55 +23,35 @@ OLDEST_ARCH = 80
 _PACKED = "of compressed-tensors int4 checkpoints, which keep them unquantised"
 
 
-@dataclass(frozen=True)
-class _Case:
-    """The facts on which a rule depends."""
-
-    model: Model
-    version: Release
-    target: Target
-    tp: int
-    ep: int
-    dtype: Dtype | None
-
-
-def shared_expert_fusion(
-    model: Model,
-    engine_version: str | None,
-    target: Target,
-    *,
-    tp: int = 1,
-    ep: int = 1,
-    dtype: Dtype | None = None,
-    force: bool | None = None,
-) -> Fusion:
-    """Decide as that version of sglang does by default on that GPU. `force` overrides it.
+def shared_expert_fusion(asked: FusionCase) -> Fusion:
+    """Decide as that version of sglang does by default on that GPU, unless `force` overrides it.
 
     Raises BadProblem if fusion is forced although there are no shared experts, or their width
     differs from the routed ones'.
     """
+    model = asked.model
     if not model.n_shared_experts:
-        if force:
+        if asked.force:
             raise BadProblem(f"{model.name} has no shared experts to fuse")
         return Fusion(0, 0, f"{model.name} has no shared experts to fuse")
-    version = engine_version or NEWEST
-    case = _Case(model, release_of(version), target, tp, ep, dtype or model.dtype)
-    if force is False:
-        return Fusion(0, 0, f"E={model.E // ep} without the shared experts, as asked")
-    if force:
+    version = asked.engine_version or NEWEST
+    case = replace(asked, engine_version=version, dtype=asked.dtype or model.dtype)
+    if asked.force is False:
+        return Fusion(0, 0, f"E={model.E // case.ep} without the shared experts, as asked")
+    if asked.force:
         return _forced(case)
     against = _reason_not_fused(case)
     if against:
         return Fusion(
-            0, 0, f"E={model.E // ep}: sglang {version} does not fuse shared experts {against}"
+            0, 0, f"E={model.E // case.ep}: sglang {version} does not fuse shared experts {against}"
         )
     added = _added(case)
     return Fusion(
         added,
         model.n_shared_experts,
         Note(
-            f"E={model.E // ep}+{added}: sglang {version} fuses the shared experts of "
-            f"{model.architecture} on {target.name} ",
+            f"E={model.E // case.ep}+{added}: sglang {version} fuses the shared experts of "
+            f"{model.architecture} on {case.target.name} ",
             cli="(override with --no-fuse-shared)",
             api="(override with fuse_shared=false)",
         ),
@@ -83,7 +62,7 @@ def fuses_in_some_release(architecture: str) -> bool:
     return architecture in _RULES
 
 
-def _forced(case: _Case) -> Fusion:
+def _forced(case: FusionCase) -> Fusion:
     model = case.model
     if model.shared_intermediate != model.n_shared_experts * model.intermediate:
         raise BadProblem(
@@ -94,51 +73,51 @@ def _forced(case: _Case) -> Fusion:
     return Fusion(added, model.n_shared_experts, f"E={model.E // case.ep}+{added}, as asked")
 
 
-def _added(case: _Case) -> int:
+def _added(case: FusionCase) -> int:
     # Before 0.4.7 each rank held one copy per rank, and a token went to one of the copies.
-    return case.tp if case.version < (0, 4, 7) else case.model.n_shared_experts
+    return case.tp if case.release < (0, 4, 7) else case.model.n_shared_experts
 
 
-def _reason_not_fused(case: _Case) -> str | None:
+def _reason_not_fused(case: FusionCase) -> str | None:
     """Why this model's shared experts are not fused, as a clause; None if they are."""
     name = case.model.architecture
     if name not in _RULES:
         return f"of {name}"
     since, rule = _RULES[name]
-    return f"of {name} before {'.'.join(map(str, since))}" if case.version < since else rule(case)
+    return f"of {name} before {'.'.join(map(str, since))}" if case.release < since else rule(case)
 
 
-def _deepseek_v3(case: _Case) -> str | None:
+def _deepseek_v3(case: FusionCase) -> str | None:
     """DeepSeek V3 and R1. Kimi K2 has the same class but other sizes."""
-    if case.version < (0, 4, 6):
+    if case.release < (0, 4, 6):
         return "by default before 0.4.6"
     if case.model.E != 256 or case.model.n_shared_experts != 1:
         return f"of a model with {case.model.E} routed experts, only of DeepSeek V3's 256"
-    if case.version < (0, 4, 7) and not case.target.is_sm_or_later(90):
+    if case.release < (0, 4, 7) and not case.target.is_sm_or_later(90):
         return f"on {case.target.name}, before 0.4.7 only on sm_90 and later"
     packed = case.model.quantization.startswith("compressed-tensors")
-    if case.version >= (0, 5, 16) and packed and case.dtype is Dtype.INT4_W4A16:
+    if case.release >= (0, 5, 16) and packed and case.dtype is Dtype.INT4_W4A16:
         return _PACKED
     return _common_or_amd(case, (0, 5, 5, 3))
 
 
-def _deepseek_v32(case: _Case) -> str | None:
+def _deepseek_v32(case: FusionCase) -> str | None:
     # Up to 0.5.11 the engine loaded it under DeepSeek V3's name, so V3's rule applied.
-    if case.version < (0, 5, 12):
+    if case.release < (0, 5, 12):
         return _deepseek_v3(case)
     return "of DeepseekV32ForCausalLM since 0.5.12"
 
 
-def _glm4_moe(case: _Case) -> str | None:
-    if case.version < (0, 5, 1) and case.model.E != 128:
+def _glm4_moe(case: FusionCase) -> str | None:
+    if case.release < (0, 5, 1) and case.model.E != 128:
         return f"of a GLM with {case.model.E} routed experts before 0.5.1"
-    if (0, 5, 4, 1) <= case.version < (0, 5, 6):
+    if (0, 5, 4, 1) <= case.release < (0, 5, 6):
         return "of GLM-4.5 from 0.5.4.post1 to 0.5.5"
     return _common_or_amd(case, (0, 5, 10))
 
 
-def _qwen3_next(case: _Case) -> str | None:
-    if case.version < (0, 5, 14):
+def _qwen3_next(case: FusionCase) -> str | None:
+    if case.release < (0, 5, 14):
         return "of Qwen3-Next before 0.5.14"
     if case.model.shared_intermediate != case.model.intermediate:
         return "of another width than the routed ones"
@@ -147,15 +126,15 @@ def _qwen3_next(case: _Case) -> str | None:
     return None
 
 
-def _minimax_m3(case: _Case) -> str | None:
-    if case.target.platform == HIP and case.version >= (0, 5, 21):
+def _minimax_m3(case: FusionCase) -> str | None:
+    if case.target.platform == HIP and case.release >= (0, 5, 21):
         if not case.target.is_gfx(9, 5):
             return f"on {case.target.name}, of AMD's cards only on gfx950"
         return "under expert parallelism" if case.ep > 1 else None
     return _common(case)
 
 
-def _bailing_v3(case: _Case) -> str | None:
+def _bailing_v3(case: FusionCase) -> str | None:
     """Ling 3. Expert parallelism is no reason."""
     if (
         case.model.n_shared_experts != 1
@@ -167,15 +146,15 @@ def _bailing_v3(case: _Case) -> str | None:
     return _common_or_amd(replace(case, ep=1), (0, 5, 23))
 
 
-def _common_or_amd(case: _Case, since: Release) -> str | None:
+def _common_or_amd(case: FusionCase, since: Release) -> str | None:
     """Classes that fuse from a HIP capability of (9, 4) on, even under expert parallelism."""
-    if case.target.platform != HIP or case.version < since:
+    if case.target.platform != HIP or case.release < since:
         return _common(case)
     old = not case.target.is_gfx_or_later(9, 4)
     return f"on {case.target.name}, of AMD's cards only on gfx942 and later" if old else None
 
 
-def _common(case: _Case) -> str | None:
+def _common(case: FusionCase) -> str | None:
     if case.ep > 1:
         return "under expert parallelism"
     if not case.target.is_sm_or_later(OLDEST_ARCH):
@@ -185,7 +164,7 @@ def _common(case: _Case) -> str | None:
 
 _ANY: Release = ()
 # The release from which a class is fused at all, and what is asked from then on.
-_RULES: dict[str, tuple[Release, Callable[[_Case], str | None]]] = {
+_RULES: dict[str, tuple[Release, Callable[[FusionCase], str | None]]] = {
     "BailingMoeV3ForCausalLM": ((0, 5, 23), _bailing_v3),
     "DeepseekV3ForCausalLM": (_ANY, _deepseek_v3),
     "DeepseekV32ForCausalLM": (_ANY, _deepseek_v32),

@@ -5,25 +5,18 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from tuner.bindings.vllm.fused_moe.files import VLLMFusedMoe, open_delivery, parse_file_name
+from tuner.bindings.vllm.fused_moe.files import (
+    VLLMFusedMoe,
+    open_delivery,  # noqa: F401  # all modules of a family are asked for this by name
+    parse_file_name,
+)
 from tuner.devices.target import Target
 from tuner.engines.engine import find_engine, release_of
 from tuner.errors import BadProblem, MalformedConfigFile, UnknownEngine
-from tuner.families.fused_moe.engine import Fusion
+from tuner.families.fused_moe.engine import Fusion, FusionCase
 from tuner.families.fused_moe.models import SMALLEST_GROUP, Block, Cut, exact_block, fitted_block
 from tuner.families.fused_moe.warning_line import NamedLayer, find_config_name
 from tuner.models.model import Model
-from tuner.problems.dtypes import Dtype
-
-__all__ = [
-    "fusions",
-    "open_delivery",
-    "open_family",
-    "parse_config_name",
-    "rank_block",
-    "shared_expert_fusion",
-]
-
 
 open_family = VLLMFusedMoe
 
@@ -85,23 +78,17 @@ def _refines(version: str | None) -> bool:
     return any(_REFINES in file.read_text(encoding="utf-8") for file in files if file.exists())
 
 
-def shared_expert_fusion(
-    model: Model,
-    engine_version: str | None,
-    target: Target,
-    *,
-    tp: int = 1,
-    ep: int = 1,
-    dtype: Dtype | None = None,
-    force: bool | None = None,
-) -> Fusion:
+def shared_expert_fusion(asked: FusionCase) -> Fusion:
     """vLLM never does in its Triton kernel, only in AITER's.
 
     Source: resolve_layer_fused_shared_expert in model_executor/layers/fused_moe/utils.py of 0.33.0;
     earlier releases ask AITER too. Raises BadProblem if fusion is forced.
     """
-    if force:
+    if asked.force:
         raise BadProblem("vLLM's Triton kernel runs no fused shared experts: only AITER's does")
+    model = asked.model
     if not model.n_shared_experts:
         return Fusion(0, 0, f"{model.name} has no shared experts to fuse")
-    return Fusion(0, 0, f"E={model.E // ep}: vLLM fuses no shared experts in its Triton kernel")
+    return Fusion(
+        0, 0, f"E={model.E // asked.ep}: vLLM fuses no shared experts in its Triton kernel"
+    )

@@ -121,21 +121,6 @@ class VLLMFusedMoe(MoeEngine):
         # Its launcher sets SPLIT_K to 1 in any case.
         return Config({name: value for name, value in found.items() if name != "SPLIT_K"})
 
-    def incumbents(
-        self,
-        problem: FusedMoe,
-        device: Device,
-        batch_size: int,
-        triton: str,
-        root: Path | None = None,
-    ) -> dict[str, dict[Gemm, Config]]:
-        default = self.default_config(problem, device, batch_size)
-        found = {"default": dict.fromkeys(Gemm, default)}
-        entry = self.entry(root, problem, device, Gemm.UP, batch_size, triton)
-        if entry is not None:
-            found["shipped"] = dict.fromkeys(Gemm, entry)
-        return found
-
     def lift(self, platform: str = CUDA) -> VLLMMoeKernels:
         return lift_fused_moe(self.engine, platform)
 
