@@ -26,7 +26,8 @@ def gemm_file(problem, entries, statuses=None, **changes) -> GemmFile:
 
 def here(**changes) -> RuntimeFacts:
     """A server for which those files were made."""
-    return RuntimeFacts(**{**_HERE, "kernel_hash": lambda: "known", **changes})
+    told = {name: value for name, value in _HERE.items() if name != "kernel_hash"}
+    return RuntimeFacts(**{**told, "kernel_hashes": lambda: ("known",), **changes})
 
 
 def put(root: Path, file: AttentionFile | GemmFile) -> Path:

@@ -16,6 +16,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
+from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine, kernel_hash, parse_spec, version_order
 from tuner.errors import UnknownEngine, UnsupportedKernel
 from tuner.jobs.job import JobRequest
@@ -190,14 +191,15 @@ class _Kernels:
 def _kernels_now(request: JobRequest) -> _Kernels:
     version = engine_version_here(request.engine)
     family = family_of(request.problem).name
-    return _kernels(request.engine, version, family, int(time.monotonic() // 60))
+    platform = find_device(request.device).target.platform
+    return _kernels(request.engine, version, family, platform, int(time.monotonic() // 60))
 
 
 @lru_cache(maxsize=64)
-def _kernels(spec: str, version: str | None, family: str, minute: int) -> _Kernels:
+def _kernels(spec: str, version: str | None, family: str, platform: str, minute: int) -> _Kernels:
     """At most a minute old: a worker runs for weeks, while the sources may change in place."""
     try:
-        found = kernel_hash(find_engine(spec), family)
+        found = kernel_hash(find_engine(spec), family, platform)
     except UnknownEngine:
         return _Kernels(version)
     except UnsupportedKernel as error:

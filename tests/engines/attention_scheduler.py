@@ -78,8 +78,17 @@ class _Stub(ModuleType):
 class Stubs(MetaPathFinder, Loader):
     """Answers sglang's modules: the `real` ones are left to Python, the others are stand-ins."""
 
-    def __init__(self, package: Path, version: str, real: tuple[str, ...] = REAL) -> None:
+    def __init__(
+        self,
+        package: Path,
+        version: str,
+        real: tuple[str, ...] = REAL,
+        *,
+        deterministic: bool = False,
+    ) -> None:
         self.package, self.version, self.real = package, version, real
+        self.settings = MagicMock(enable_deterministic_inference=deterministic)
+        self.settings.deterministic.enable_deterministic_inference = deterministic
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] != "sglang" or name.startswith(self.real):
@@ -95,6 +104,10 @@ class Stubs(MetaPathFinder, Loader):
         module = _Stub(spec.name)
         if spec.name == "sglang":
             module.__version__ = self.version
+        if spec.name == "sglang.srt.server_args":
+            module.get_global_server_args = lambda: self.settings
+        if spec.name == "sglang.srt.runtime_context":  # 0.5.16's has no `get_exec`
+            module.get_exec = lambda: self.settings
         if spec.name == "sglang.srt.environ":
             module.envs = MagicMock()
             module.envs.SGLANG_PLUGINS.get.return_value = None
@@ -224,7 +237,8 @@ def run_prefill(prefill, case):
 def main():
     version, out, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     package = Path(sys.prefix, "share", "tuner", "engines", f"sglang-{version}", "sglang")
-    sys.meta_path.insert(0, Stubs(package, version))
+    deterministic = settings.get("deterministic", False)
+    sys.meta_path.insert(0, Stubs(package, version, deterministic=deterministic))
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     if settings.get("scheduler", True):
         importlib.import_module("sglang.srt.managers.scheduler")
@@ -238,7 +252,7 @@ def main():
     # A model that sees is loaded before the backend is built, and has the launcher's name by then.
     vision = sys.modules["a.model"] = ModuleType("a.model")
     vision.context_attention_fwd = prefill_module(package).context_attention_fwd
-    backend = build_backend(settings.get("deterministic", False), settings.get("kv_splits", 8))
+    backend = build_backend(deterministic, settings.get("kv_splits", 8))
     ways = {
         "extend": (EXTEND, run_extend, backend.extend_attention_fwd),
         "decode": (DECODE, run_decode, backend.decode_attention_fwd),

@@ -94,8 +94,8 @@ class Server:
         self.layers = [
             SimpleNamespace(
                 tp_q_head_num=shape.heads, tp_k_head_num=shape.key_heads, qk_head_dim=shape.Lq,
-                v_head_dim=shape.Lv, logit_cap=0.0, logit_capping_method="tanh",
-                sliding_window_size=None, k_scale=None, v_scale=None, scaling=shape.Lq**-0.5,
+                v_head_dim=shape.Lv, logit_cap=settings.get("cap", 0.0), logit_capping_method="tanh",
+                sliding_window_size=-1, k_scale=None, v_scale=None, scaling=shape.Lq**-0.5,
                 xai_temperature_len=-1, layer_id=layer,
             )
             for layer in range(shape.layers)
@@ -144,6 +144,10 @@ class Server:
             kv_cache_dtype=shape.dtype, is_draft_worker=settings["draft"], page_size=1,
             token_to_kv_pool=self.pool,
         )  # fmt: skip
+        shown = [SimpleNamespace(**vars(layer)) for layer in self.layers]
+        for layer in shown:
+            layer.logit_cap = settings.get("shown_cap", layer.logit_cap)
+        runner.model = SimpleNamespace(modules=lambda: shown, named_parameters={}.items)
         runner.token_to_kv_pool_allocator = SimpleNamespace(translate_kv_loc=None)
         runner.req_to_token_pool.size = shape.sequences
         runner.req_to_token_pool.req_to_token = self.places

@@ -52,7 +52,9 @@ def main() -> None:
     version, out, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     package = Path(sys.prefix, "share", "tuner", "engines", f"sglang-{version}", "sglang")
     names = kernel_modules(version)
-    sys.meta_path.insert(0, Stubs(package, version, ("sglang.srt.plugins", *names)))
+    real = "sglang.srt.plugins", *names
+    deterministic = settings.get("deterministic", False)
+    sys.meta_path.insert(0, Stubs(package, version, real, deterministic=deterministic))
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     torch.cuda.get_device_name = lambda *_: settings["device"].replace("_", " ")
     if settings.get("scheduler", True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import plugin_cases
@@ -22,7 +23,7 @@ from tiers import only
 from tuner.bindings.sglang.attention.binding import lift_attention
 from tuner.bindings.sglang.plugin.backend import BACKEND
 from tuner.bindings.sglang.plugin.files import AttentionEntry, AttentionFile
-from tuner.bindings.sglang.plugin.kernels import KERNELS, LAUNCHERS, PACKAGES
+from tuner.bindings.sglang.plugin.kernels import KERNELS, LAUNCHERS, PACKAGES, PAGED
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
 from tuner.families.attention.problem import AttentionPart, AttentionPhase
@@ -76,10 +77,8 @@ EXPECTED = {
         (GROUPS, [2, 1, 8], {**STAGE_1, "BLOCK_H": 16, "HAS_MLA": False}),
         (REDUCING, [2, 16], STAGE_2),
     ],
-    # The first kernel is not told of sinks, so the file without them serves; the second is.
-    "decode sinks": [(GROUPS, [1, 1, 8], WIDE), (REDUCING, [1, 32], STAGE_2)],
-    # AttentionPart 2 is not told of the cap on logits.
-    "decode capped": [(GROUPS, [1, 2, 8], None), (REDUCING, [1, 32], STAGE_2)],
+    # The first kernel is not told of sinks, and the second of no cap: their launcher is.
+    "decode sinks": [(GROUPS, [1, 1, 8], {**WIDE, "BLOCK_N": 64}), (REDUCING, [1, 32], STAGE_2)],
     "prefill image": [(PREFILLING, [2, 4, 3], SHORT)],
 }
 CASES = {"extend": EXTEND, "decode": DECODE, "prefill": PREFILL}
@@ -92,12 +91,18 @@ def cases(version: str) -> list[str]:
     return [case for case in ALL if version != "0.5.12" or "paged" not in case]
 
 
+@cache
+def hash_of(version: str) -> str:
+    return lift_attention(find_engine(f"sglang=={version}")).hash
+
+
 def attention_file(version, problem, rows, **changes) -> AttentionFile:
     entries = tuple(
         AttentionEntry(AttentionPart(part), batch, new, Config(constants), Status.OK)
         for part, batch, new, constants in rows
     )
-    here = {"device": DEVICE, "engine_version": version, "kernel_hash": "0" * 64, **changes}
+    here = {"device": DEVICE, "engine_version": version, **changes}
+    here["kernel_hash"] = changes.get("kernel_hash") or hash_of(version)
     return plugin_cases.attention_file(parse_problem(problem), entries, **here)
 
 
@@ -144,13 +149,12 @@ def without(version, tmp_path_factory):
 @pytest.fixture(scope="module")
 def root(version, tmp_path_factory):
     files = [attention_file(version, problem, rows) for problem, rows in TUNED.items()]
-    # Another version's file with this version's kernels is as good; with others' it is not.
-    same = lift_attention(find_engine(f"sglang=={version}")).hash
     at_512 = "decode_attention:q_heads=4,kv_heads=4,Lq=64,Lv=64,dtype=float16,kv_splits=8"
     first, rows = next(iter(TUNED.items()))
-    files[0] = attention_file("9.9.9", first, rows, kernel_hash=same)
+    # Another version's file with this version's kernels is as good; with others' it is not.
+    files[0] = attention_file("9.9.9", first, rows, kernel_hash=hash_of(version))
     refused = [
-        attention_file("9.9.8", at_512, [("decode", 1, 1, STAGE_1)]),
+        attention_file("9.9.8", at_512, [("decode", 1, 1, STAGE_1)], kernel_hash="0" * 64),
         attention_file(version, at_512, [("decode", 1, 1, STAGE_1)], device="NVIDIA_L40S"),
         attention_file(version, at_512, [("decode", 1, 1, STAGE_1)], triton="3.5.1"),
         attention_file(version, at_512.replace("s=8", "s=16"), [("decode", 1, 1, STAGE_1)]),
@@ -201,7 +205,7 @@ def test_without_files_nothing_is_hooked(without):
 
 def test_every_hook_is_applied_and_one_line_says_what_is_used(version, root, tuned):
     package = PACKAGES[1 if version == "0.5.12" else 0]
-    targets = [BACKEND, *(f"{package}.{module}.{name}" for module, name, _ in LAUNCHERS)]
+    targets = [BACKEND, *(f"{package}.{m}.{name}" for m, (name, _) in LAUNCHERS.items())]
     targets += [f"{package}.{kernel.module}.{kernel.name}" for kernel in KERNELS]
     applied = "\n".join(tuned.applied())
     assert all(f" {target} (from: plugin=tuner_attention" in applied for target in targets)
@@ -262,18 +266,19 @@ def test_hook_targets_are_where_they_were(version):
     for kernel in KERNELS:
         lifted = kernels.lifted(AttentionPhase(kernel.module.partition("_")[0]))
         assert not kernel.unfit([p.name for p in lifted.parameters(kernel.name)])
-    for module, function, parameter in LAUNCHERS:
+    for module, (function, parameters) in LAUNCHERS.items():
         source = kernel_source(engine, module)
         dotted = ".".join(["sglang", *source.relative_to(engine.root).with_suffix("").parts])
         assert dotted in {f"{package}.{module}" for package in PACKAGES}
         launcher = Launcher(source, engine.root, version, cuda_target(9, 0))
-        assert parameter in launcher.parameters(function)
+        asked = {name for name in parameters if name != PAGED or version != "0.5.12"}
+        assert asked <= set(launcher.parameters(function))
     *_, backend, method = BACKEND.split(".")
     text = (engine.root / "srt/layers/attention/triton_backend.py").read_text()
     constructor = text.partition(f"class {backend}(")[2].partition(f"def {method}(")[2]
     constructor = constructor.partition("\n    def ")[0]
     imports, _, rest = constructor.partition("super().__init__()")
-    assert LAUNCHERS[0][1] in imports  # the hook stands before it
+    assert LAUNCHERS["extend_attention"][0] in imports  # the hook stands before it
     assert "self.enable_deterministic = " in rest
     assert "self.max_kv_splits = " in rest
     scheduler = (engine.root / "srt/managers/scheduler.py").read_text()

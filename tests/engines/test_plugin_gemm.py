@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import plugin_cases
@@ -44,8 +45,14 @@ CALLS = [(FP8, 3), (FP8, 40), (INT8, 3), (UNTUNED, 3), (ELSEWHERE, 3)]
 DEFAULT = dict(tile())
 
 
+@cache
+def hash_of(version: str) -> str:
+    return gemm_engine(find_engine(f"sglang=={version}")).lift().hash
+
+
 def gemm_file(version, spec, entries, status=Status.OK, **changes) -> GemmFile:
-    here = {"device": DEVICE, "engine_version": version, "kernel_hash": "0" * 64, **changes}
+    here = {"device": DEVICE, "engine_version": version, **changes}
+    here["kernel_hash"] = changes.get("kernel_hash") or hash_of(version)
     configs = {size: Config(entry) for size, entry in entries.items()}
     statuses = dict.fromkeys(configs, status)
     return plugin_cases.gemm_file(parse_dense_gemm(spec), configs, statuses, **here)
@@ -86,13 +93,12 @@ def without(version, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def root(version, tmp_path_factory):
-    # Another version's file with this version's kernels is as good; with others' it is not.
-    same = gemm_engine(find_engine(f"sglang=={version}")).lift().hash
     root = write_files(
         tmp_path_factory.mktemp("root"),
-        gemm_file("9.9.9", FP8, {1: SMALL, 64: LARGE}, kernel_hash=same),
+        # Another version's file with this version's kernels is as good; with others' it is not.
+        gemm_file("9.9.9", FP8, {1: SMALL, 64: LARGE}, kernel_hash=hash_of(version)),
         gemm_file(version, INT8, {1: SMALL}, Status.PREDICTED),
-        gemm_file("9.9.8", ELSEWHERE, {1: SMALL}),
+        gemm_file("9.9.8", ELSEWHERE, {1: SMALL}, kernel_hash="0" * 64),
         gemm_file(version, ELSEWHERE, {1: SMALL}, device="NVIDIA_H200"),
         gemm_file(version, ELSEWHERE, {1: SMALL}, triton="3.5.1"),
         gemm_file(version, CHANNEL, {1: CHANNEL_TILE}),
@@ -148,22 +154,22 @@ def test_loaders_are_hooked_where_they_are_defined(version, tuned):
     }
 
 
-def test_one_line_for_each_file_that_is_used_or_refused(version, root, tuned):
+def test_one_line_for_each_file_that_is_used_and_one_for_all_refused(version, root, tuned):
     folder = root / "gemm" / "triton_3_6_0"
     name = "N=256,K=256,dtype={},block=128x128,device_name=NVIDIA_L40S.json"
     fp8 = folder / f"block_gemm,{name.format('fp8_w8a8')}"
     int8 = folder / f"block_gemm,{name.format('int8_w8a8')}"
     assert tuned.lines.count(f"256x256 fp8_w8a8 128x128 from {fp8}") == 1
     assert tuned.lines.count(f"256x256 int8_w8a8 128x128 from {int8} (predicted)") == 1
-    refused = [line for line in tuned.lines if line.startswith("refused ")]
-    assert any("made for triton 3.5.1, this is 3.6.0" in line for line in refused)
-    assert any("made for NVIDIA_H200, this is NVIDIA_L40S" in line for line in refused)
-    assert any(f"whose kernels are not those of {version}" in line for line in refused)
+    _, refused = [line for line in tuned.lines if line.startswith("refused ")]
+    assert "made for triton 3.5.1, this is 3.6.0" in refused
+    assert "made for NVIDIA_H200, this is NVIDIA_L40S" in refused
+    assert f"whose kernels are not those of {version}" in refused
     warnings = [x for x in tuned.log.splitlines() if x.startswith("WARNING tuner.plugin")]
     assert len(warnings) == 1 and "broken.json: not JSON" in warnings[0]
     channel = 1 if version == "0.5.23" else 0
     assert sum("256x256 fp8_w8a8 channels from" in line for line in tuned.lines) == channel
-    assert len(tuned.lines) == 6 + channel
+    assert len(tuned.lines) == 4 + channel
 
 
 def test_channels_are_given_to_the_release_that_asks(version, without, tuned):

@@ -51,6 +51,11 @@ SERVERS = {
     "static": {"static": True, "batches": RAGGED},
     "tile size": {"tile": 256, "batches": RAGGED},
     "flag": {"kv_splits": 4, "batches": FEW},
+    # No file is for layers with a cap, whether the model shows it or not. So large a cap changes
+    # no result.
+    "capped": {"cap": 1e4},
+    "unseen cap": {"cap": 1e4, "shown_cap": 0.0},
+    "unseen cap, eager": {"cap": 1e4, "shown_cap": 0.0, "graph": False},
 }
 DOUBTS = {
     "draft": "a draft model",
@@ -63,6 +68,7 @@ DOUBTS = {
 class Served:
     def __init__(self, folder: Path, log: str) -> None:
         self.by_server = json.loads((folder / "report.json").read_text())
+        self.log = log
         self.lines = [line for line in log.splitlines() if "KV splits of " in line]
 
 
@@ -134,6 +140,30 @@ def test_in_doubt_the_engines_own_splits_and_launches_stay(server, why, without,
     assert len(said) == 1
 
 
+def test_layers_of_another_shape_have_the_engines_splits_and_launches(without, tuned):
+    assert tuned.by_server["capped"] == without.by_server["capped"]
+    assert sum("a layer is of another shape" in line for line in tuned.log.splitlines()) == 2
+
+
+@pytest.mark.parametrize("server", ["unseen cap", "unseen cap, eager"])
+def test_a_layer_that_the_model_did_not_show_ends_the_files_splits(server, without, tuned):
+    """What was written before its launch has room, and no launch has constants of a table."""
+    own, ours = (served.by_server[server] for served in (without, tuned))
+    first, *later = BATCHES
+    for name in later:
+        room = ours[name]["launches"][0]["grid"][2]
+        assert ours[name]["splits"] == [min(n, room) for n in own[name]["splits"]]
+    for name in BATCHES:
+        stage_1, reduce = ours[name]["launches"]
+        assert reduce["MAX_KV_SPLITS"] == stage_1["grid"][2] >= max(ours[name]["splits"])
+        assert [{**launch, "grid": 0, "MAX_KV_SPLITS": 0} for launch in ours[name]["launches"]] == [
+            {**launch, "grid": 0, "MAX_KV_SPLITS": 0} for launch in own[name]["launches"]
+        ]
+    if "eager" in server:  # 0.5.12 writes nothing before it captures a graph
+        assert ours[first]["launches"][0]["grid"][2] == 16
+    assert ours["three"] == {**own["three"], "error": ours["three"]["error"]}
+
+
 def test_a_flag_is_the_upper_bound(tuned):
     batches = tuned.by_server["flag"]
     assert batches["one"]["splits"] == [4]
@@ -142,7 +172,7 @@ def test_a_flag_is_the_upper_bound(tuned):
 
 
 def test_what_is_used_is_logged_once(without, tuned):
-    used = [line for line in tuned.lines if "because of" not in line]
+    used = [line for line in tuned.lines if "because of" not in line]  # once for all servers
     assert [line.partition("float16: ")[2].partition(";")[0] for line in used] == [
         "up to 16 KV splits, sglang's own 8",
         "up to 4 KV splits, sglang's own 4",

@@ -12,7 +12,7 @@ from tuner.bindings.sglang.plugin import backend
 from tuner.bindings.sglang.plugin.file_checks import check_file, title
 from tuner.bindings.sglang.plugin.files import AttentionEntry
 from tuner.bindings.sglang.plugin.kernels import EXTEND, GROUPED, REDUCE
-from tuner.bindings.sglang.plugin.launches import TunedLaunches, longest, note_longest, stand_in
+from tuner.bindings.sglang.plugin.launches import TunedLaunches, note_launcher, noted, stand_in
 from tuner.errors import UnsupportedKernel
 from tuner.families.attention.problem import AttentionPart
 from tuner.problems.points import Config
@@ -25,7 +25,7 @@ REDUCED = "decode_attention:q_heads=8,kv_heads=2,Lq=64,Lv=64,dtype=bfloat16,kv_s
 REDUCE_ROWS = [("reduce", 1, 1, {"num_warps": 2})]
 
 
-def made(spec=SPEC, rows=(("extend", 1, 64, BLOCKS),), status=Status.OK, **changes):
+def made(spec=SPEC, rows=(("extend", 2, 64, BLOCKS),), status=Status.OK, **changes):
     entries = (
         AttentionEntry(AttentionPart(part), batch, new, Config(config), status)
         for part, batch, new, config in rows
@@ -104,16 +104,15 @@ def test_without_files_or_a_scheduler_nothing_is_registered_or_said(
 
 def test_a_server_does_not_say_that_it_uses_what_it_could_not_hook(monkeypatch, tmp_path):
     path = put(tmp_path, made())
-    monkeypatch.setattr(backend, "_runtime_facts", lambda splits: here())
+    monkeypatch.setattr(backend, "_runtime_facts", here)
     hooked = TunedLaunches(EXTEND, Kernel())
     monkeypatch.setattr(backend, "_state", backend._State(True, [hooked]))
-    assert backend._use(tmp_path, None) == (
-        f"tuner attention: extend 8/2 64/64 bfloat16 from {path}"
-    )
+    assert backend._use(tmp_path) == (f"tuner attention: extend 8/2 64/64 bfloat16 from {path}")
     assert launch(hooked) == TUNED
     monkeypatch.setattr(backend, "_state", backend._State(True, [], ["sglang has no _fwd_kernel"]))
-    assert backend._use(tmp_path, None) == (
-        "tuner attention: no file applies; sglang has no _fwd_kernel"
+    assert backend._use(tmp_path) == (
+        f"tuner attention: no file applies; refused {path}: sglang's _fwd_kernel cannot be hooked; "
+        "sglang has no _fwd_kernel"
     )
 
 
@@ -132,14 +131,19 @@ def unreadable():
         (made(triton="3.5.1"), here(), "made for triton 3.5.1, this is 3.6.0"),
         (made(engine="vllm"), here(), "made for vllm, this is sglang"),
         (made(), here(engine_version="0.5.17"), ""),  # the same kernels
+        (  # a fork, or a patched image, of the same version
+            made(),
+            here(kernel_hashes=lambda: ("others",)),
+            "made for sglang 0.5.16, whose kernels are not those of 0.5.16",
+        ),
         (
             made(),
-            here(engine_version="0.5.17", kernel_hash=lambda: "others"),
+            here(engine_version="0.5.17", kernel_hashes=lambda: ("others",)),
             "made for sglang 0.5.16, whose kernels are not those of 0.5.17",
         ),
         (
             made(),
-            here(engine_version="0.5.17", kernel_hash=unreadable),
+            here(engine_version="0.5.17", kernel_hashes=unreadable),
             "made for sglang 0.5.16, and the kernels of 0.5.17 cannot be compared: "
             "sglang 0.5.17 has no kernel _fwd_kernel",
         ),
@@ -233,12 +237,12 @@ def extend_launches(*files):
 def launch(launches, tokens=100, grid=GRID, args=None, **changes):
     """One launch through the stand-in: the grid and the constants that reach the kernel."""
     kernel = launches.jitted
-    longest.tokens = tokens
+    noted.about = (tokens,)
     args = args or (*tensors(), 0.125, 4)
     try:
         answer = stand_in(launches)[grid](*args, **{**PLAIN, **changes})
     finally:
-        longest.tokens = 0
+        noted.about = ()
     assert answer == "launched"
     grid, warmup, given = kernel.launched[-1]
     return grid, {name: given[name] for name in (*BLOCKS, "BLOCK_N_PREFIX")}
@@ -298,11 +302,11 @@ def test_a_constant_given_by_position_is_left_alone():
     launches = extend_launches(made())
     given = dict(PLAIN)
     args = (*tensors(), 0.125, 4, *(given.pop(n) for n in launches.jitted.arg_names[8:13]))
-    longest.tokens = 100
+    noted.about = (100,)
     launches.at(GRID)(*args, **given)
     grid, _, constants = launches.jitted.launched[-1]
     assert (grid, constants["BLOCK_M"], constants["num_warps"]) == (GRID, 128, 8)
-    longest.tokens = 0
+    noted.about = ()
 
 
 def test_until_files_are_used_and_where_the_engines_own_won_nothing_changes():
@@ -328,10 +332,17 @@ def test_the_first_launch_compiles_what_others_of_the_problem_need():
     other = {**BLOCKS, "BLOCK_M": 64}
     rows = [("extend", 1, 64, BLOCKS), ("extend", 1, 4096, other), ("extend", 8, 64, BLOCKS)]
     launches = extend_launches(made(rows=rows))
-    launch(launches)
-    launch(launches, tokens=8000, grid=(2, 8, 63))
+    launch(launches, grid=(1, 8, 1))
+    launch(launches, tokens=8000, grid=(1, 8, 63))
     blocks = [(warmup, given["BLOCK_M"]) for _, warmup, given in launches.jitted.launched]
     assert blocks == [(True, 32), (True, 64), (False, 32), (False, 64)]
+
+
+@pytest.mark.parametrize(("tokens", "grid"), [(31, GRID), (300, (2, 8, 3)), (100, (1, 8, 1))])
+def test_sizes_that_are_not_near_a_tuned_one_are_launched_as_the_engine_does(tokens, grid):
+    launches = extend_launches(made(rows=[("extend", 4, 64, BLOCKS)]))
+    assert launch(launches, tokens=64) == ((2, 8, 2), TUNED[1])
+    assert launch(launches, tokens=tokens, grid=grid) == (grid, OWN[1])
 
 
 def test_an_error_of_tritons_gives_way_and_any_other_does_not():
@@ -349,21 +360,42 @@ def test_an_error_of_tritons_gives_way_and_any_other_does_not():
     assert launch(launches) == OWN
     error = RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
     assert launch(launches) == OWN  # it is not tried again
+    launches.use([made()])
     with pytest.raises(RuntimeError, match="illegal memory"):
         launch(launches, tokens=99)
+
+
+def test_a_configuration_that_triton_refuses_is_tried_and_told_once(caplog):
+    triton_errors = pytest.importorskip("triton.errors")
+    launches = extend_launches(made(rows=[("extend", 1, n, BLOCKS) for n in (16, 64, 256, 1024)]))
+    kernel, tried = launches.jitted, []
+
+    def refusing(*args, grid, warmup, **kwargs):
+        if kwargs["BLOCK_M"] == 32 and not warmup:
+            tried.append(grid)
+            raise triton_errors.TritonError("out of resource")
+        return Kernel.run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+
+    kernel.run = refusing
+    for tokens in range(8, 2000):
+        grid = (1, 8, -(-tokens // 128))
+        assert launch(launches, tokens=tokens, grid=grid) == (grid, OWN[1])
+    assert len(tried) == len(caplog.records) == 1
+    launches.use([made()])  # another file may have the same constants
+    assert launches._refused == set()
 
 
 def test_memory_does_not_grow_without_end():
     launches = extend_launches(made())
     for tokens in range(1, 10_000):
-        launch(launches, tokens=tokens, grid=(2, 8, -(-tokens // 128)))
+        launch(launches, tokens=tokens, grid=(1, 8, -(-tokens // 128)))
     assert len(launches._decided) <= 4096
 
 
 def test_blocks_of_heads_change_the_grid_of_grouped_decode():
     def fn(
         Q, K_Buffer, V_Buffer, kv_group_num, q_head_num, logit_cap, Lk, Lv, BLOCK_N, BLOCK_H,
-        HAS_MLA,
+        HAS_MLA, ROTATE_BATCH=False,
     ):  # fmt: skip
         raise AssertionError("never called")
 
@@ -375,44 +407,71 @@ def test_blocks_of_heads_change_the_grid_of_grouped_decode():
     given |= {"BLOCK_N": 32, "BLOCK_H": 16, "HAS_MLA": True, "num_warps": 4, "num_stages": 2}
 
     def grid(splits=8, **changes):
-        engines = (4, 8, splits)
+        engines = (1, 8, splits)
+        noted.about = (1, 128, 576), (9, 1, 576), (9, 1, 512), 0.0, None, 1
         launches.at(engines)(*tensors()[:3], **{**given, **changes})
+        noted.about = ()
         return launches.jitted.launched[-1][0]
 
-    assert grid() == (4, 2, 8)
-    assert grid(HAS_MLA=False) == (4, 8, 8)
-    assert grid(splits=16) == (4, 8, 16)
-    assert grid(BLOCK_H=32) == (4, 8, 8)  # not the grid that the engine's rule would give
+    assert grid() == (1, 2, 8)
+    assert grid(HAS_MLA=False) == (1, 8, 8)
+    assert grid(splits=16) == (1, 8, 16)
+    assert grid(BLOCK_H=32) == (1, 8, 8)  # not the grid that the engine's rule would give
+    assert grid(ROTATE_BATCH=True) == (1, 2, 8)  # AMD's order of blocks
 
 
-def test_stage_two_serves_all_that_it_cannot_tell_apart():
+ABOUT = ((1, 8, 64), (9, 2, 64), (9, 2, 64), 0.0, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("about", "tuned"),
+    [
+        (ABOUT, True),
+        (((1, 8, 64), (9, 8, 64), (9, 8, 64), 0.0, None, 1), False),  # other key heads
+        (((1, 8, 96), (9, 2, 96), (9, 2, 64), 0.0, None, 1), False),  # longer keys
+        ((*ABOUT[:3], 30.0, None, 1), False),
+        ((*ABOUT[:3], 0.0, (8,), 1), False),  # sinks, of which the launch knows nothing
+        ((*ABOUT[:3], 0.0, None, 64), False),
+        ((), False),  # not through the launcher
+    ],
+)
+@pytest.mark.parametrize("window", [0, 127])
+def test_stage_two_is_of_the_whole_shape(about, tuned, window):
+    """It is told neither of key heads nor of keys, a cap or pages: its launcher is."""
+
     def fn(O, v_scale, MAX_KV_SPLITS, Lv, HAS_SINK):  # noqa: E741
         raise AssertionError("never called")
 
-    other = REDUCED.replace("kv_heads=2", "kv_heads=8")
     launches = TunedLaunches(REDUCE, Kernel(fn))
-    launches.use([made(other, [("reduce", 1, 1, {"num_warps": 2})])])
+    spec = f"{REDUCED},window={window}" if window else REDUCED
+    launches.use([made(spec, REDUCE_ROWS)])
     given = {"MAX_KV_SPLITS": 8, "Lv": 64, "HAS_SINK": False, "num_warps": 4, "num_stages": 2}
-    launches.at((4, 8))(tensors()[0], 1.0, **given)
+    noted.about = about
+    launches.at((1, 8))(tensors()[0], 1.0, **given)
+    noted.about = ()
     grid, _, given = launches.jitted.launched[-1]
-    assert (grid, given["num_warps"], given["num_stages"]) == ((4, 8), 2, 2)
+    warps = 2 if tuned and not window else 4
+    assert (grid, given["num_warps"], given["num_stages"]) == ((1, 8), warps, 2)
 
 
-def test_the_launchers_longest_sequence_is_noted_while_it_runs():
+def test_what_a_launcher_is_given_is_noted_while_it_runs():
     seen = []
 
     def launcher(q, is_causal, max_len_extend, sm_scale=None):
-        seen.append(longest.tokens)
+        seen.append(noted.about)
         if sm_scale:
             raise ValueError
 
-    around = note_longest(launcher, "max_len_extend")
+    around = note_launcher(launcher, ("max_len_extend",))
     around(launcher, 1, True, 77)
     around(launcher, 1, True, max_len_extend=78)
     with pytest.raises(ValueError):
         around(launcher, 1, True, 79, sm_scale=1.0)
-    assert seen == [77, 78, 79]
-    assert longest.tokens == 0
+    assert seen == [(77,), (78,), (79,)]
+    assert noted.about == ()
+    around = note_launcher(launcher, ("q", "page_size", "sm_scale"))
+    around(launcher, SimpleNamespace(shape=[2, 3]), True, 80)
+    assert seen[-1] == ((2, 3), None, None)
 
 
 def test_kernels_with_parameters_of_an_unknown_meaning_do_not_fit():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
 import sys
 from dataclasses import replace
@@ -15,12 +15,14 @@ from log_lines import parse_log
 from tuner.bindings.vllm import plugin as vllm_plugin
 from tuner.deploy.load_proof.proof import LoadOutcome
 from tuner.engines.after_import import after_import
+from tuner.errors import UnsupportedKernel
+from tuner.export.file_checks import RuntimeFacts
 from tuner.families.scans.chunk_scan.kernels import SCAN
 from tuner.families.scans.chunk_scan.problem import ChunkScan, SsdKernel
 from tuner.families.scans.files import ScanEntry, ScanFile
 from tuner.families.scans.gated_delta.kernels import SCAN as DELTA
 from tuner.families.scans.gated_delta.problem import DeltaKernel, GatedDelta
-from tuner.families.scans.serve import Arguments, ScanChoices, ServerFacts, hook_kernel, hook_module
+from tuner.families.scans.serve import Arguments, ScanChoices, hook_kernel, hook_module
 from tuner.problems.points import Config, Point
 from tuner.problems.results import Status
 
@@ -35,7 +37,7 @@ FILE = ScanFile(
         ScanEntry(Point(8, SsdKernel.SCAN, 2048), Config(LONG), Status.OK),
     ),
 )
-FACTS = ServerFacts("sglang", "0.5.16", FILE.device, "3.6.0", lambda family: "kernels")
+FACTS = RuntimeFacts("sglang", "0.5.16", FILE.device, "3.6.0", lambda: ("kernels",))
 
 
 class Jitted:
@@ -93,7 +95,7 @@ def constants(kernel: Jitted) -> list[dict[str, object]]:
 def test_constants_are_added_to_the_launches_of_a_kernel_without_an_autotuner(choices):
     kernel = Jitted()
     hook_kernel(kernel, SsdKernel.SCAN, choices)
-    for tokens in (100, 1024, 3000, 8000, 32768):
+    for tokens in (512, 1024, 2048, 8192, 32768):
         launch(kernel, tokens)
     assert constants(kernel) == [SHORT, SHORT, SHORT, LONG, LONG]
     assert kernel.launched[0]["grid"] == (1, 2, 3)
@@ -216,8 +218,8 @@ def test_a_choice_that_cannot_be_launched_is_never_used_again(choices, caplog):
     [
         ({"device": "NVIDIA_L40S"}, "this is NVIDIA_L40S"),
         ({"triton": "3.8.0"}, "made for triton 3.6.0, this is 3.8.0"),
-        ({"engine": "vllm"}, "made for engine sglang"),
-        ({"kernel_hash": lambda family: "others"}, "whose kernels are not those of 0.5.16"),
+        ({"engine": "vllm"}, "made for sglang, this is vllm"),
+        ({"kernel_hashes": lambda: ("others",)}, "whose kernels are not those of 0.5.16"),
     ],
 )
 def test_files_for_something_else_are_refused(choices, caplog, change, said):
@@ -228,6 +230,112 @@ def test_files_for_something_else_are_refused(choices, caplog, change, said):
         launch(kernel, 8192)
     assert constants(kernel) == [{}]
     assert said in caplog.text
+
+
+@pytest.mark.parametrize("tokens", [60, 300, 2100, 8000, 33_000])
+def test_prompts_far_from_every_measured_size_are_the_engines(choices, tokens):
+    kernel = Autotuned()
+    hook_kernel(kernel, SsdKernel.SCAN, choices)
+    launch(kernel, tokens)
+    assert (kernel.chose, kernel.fn.launched) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (
+            UnsupportedKernel("no kernel _bmm"),
+            "the kernels of 0.5.16 cannot be compared: no kernel",
+        ),
+        (RecursionError("too deep"), "the kernels of 0.5.16 cannot be compared: too deep"),
+    ],
+)
+def test_kernels_that_cannot_be_compared_are_lifted_once_and_told_once(
+    choices, caplog, broken, said
+):
+    asked = []
+
+    def hashes():
+        asked.append(1)
+        raise broken
+
+    facts = replace(FACTS, kernel_hashes=hashes)
+    choices.facts = lambda: facts
+    for number in range(100):  # of a fleet
+        other = replace(PROBLEM, heads=8 * (number + 1))
+        path = replace(FILE, problem=other).path_under(choices.root)
+        path.write_text(replace(FILE, problem=other).text())
+    kernel = Jitted()
+    hook_kernel(kernel, SsdKernel.SCAN, choices)
+    with caplog.at_level(logging.INFO, "tuner.plugin"):
+        for tokens in range(1024, 1324):
+            launch(kernel, tokens)
+    assert asked == [1]
+    assert constants(kernel) == [{}] * 300
+    refused, undecided = (record.getMessage() for record in caplog.records)
+    assert said in refused and "refused 92 more files" in refused
+    assert len(refused) < 4000 and "no choice for" in undecided
+
+
+def test_facts_that_cannot_be_found_out_are_asked_for_once(choices, caplog):
+    asked = []
+    choices.facts = lambda: asked.append(1) or 1 / 0
+    kernel = Jitted()
+    hook_kernel(kernel, SsdKernel.SCAN, choices)
+    for tokens in (1024, 1025, 1026):
+        launch(kernel, tokens)
+    assert (asked, constants(kernel)) == ([1], [{}] * 3)
+    assert [r.getMessage() for r in caplog.records] == ["tuner scan: nothing is applied"]
+
+
+def delta(key_heads: int, rows: dict[int, int]) -> ScanFile:
+    """A file of a gated delta net, in which the norm kernel has a BT by number of tokens."""
+    problem = GatedDelta.parse(
+        f"gated_delta:key_heads={key_heads},value_heads={2 * key_heads},key_dim=128,value_dim=128"
+    )
+    entries = [
+        ScanEntry(Point(1, part, tokens), Config({**config, **LAUNCH}), Status.OK)
+        for tokens, block in rows.items()
+        for part, config in (
+            (DeltaKernel.NORM, {"BT": block}),
+            (DeltaKernel.SOLVE, {"BK": block}),
+            (DeltaKernel.GATES, {}),
+        )
+    ]
+    return replace(FILE, problem=problem, entries=tuple(entries))
+
+
+def solved(choices: ScanChoices, key_heads: int, tokens: int) -> dict[str, int] | None:
+    named = {"BT": 64, "H": 2 * key_heads, "Hg": key_heads, "K": 128, "k": tensor(1)}
+    chunks = {"chunk_indices": tensor(tokens // 64, 2)}
+    return choices.config(DeltaKernel.SOLVE, {**named, **chunks})
+
+
+def normed(choices: ScanChoices, rows: int) -> dict[str, int] | None:
+    return choices.config(DeltaKernel.NORM, {"x": tensor(rows, 128), "D": 128, "T": rows})
+
+
+def test_norms_of_a_gated_delta_net_ask_the_file_that_the_chain_s_other_kernels_matched(tmp_path):
+    """The norm kernel is told neither of heads nor of tokens, only of both together."""
+    for file in (delta(16, {1024: 8, 8192: 16}), delta(4, {1024: 32, 8192: 64})):
+        file.path_under(tmp_path).parent.mkdir(parents=True, exist_ok=True)
+        file.path_under(tmp_path).write_text(file.text())
+    choices = ScanChoices(DELTA, tmp_path, lambda: FACTS)
+    assert normed(choices, 8192 * 4) is None  # not known yet
+    assert solved(choices, 4, 8192) == {"BK": 64, **LAUNCH}
+    assert normed(choices, 8192 * 4) == {"BT": 64, **LAUNCH}
+    assert normed(choices, 1024 * 4) == {"BT": 32, **LAUNCH}
+    assert solved(choices, 16, 1024) == {"BK": 8, **LAUNCH}  # another model in this process
+    assert normed(choices, 8192 * 4) is None  # 8,192 tokens of one, or 2,048 of the other
+
+
+def test_norms_of_heads_that_no_file_is_for_are_the_engines(tmp_path):
+    file = delta(16, {1024: 8, 8192: 16})
+    file.path_under(tmp_path).parent.mkdir(parents=True)
+    file.path_under(tmp_path).write_text(file.text())
+    choices = ScanChoices(DELTA, tmp_path, lambda: FACTS)
+    assert solved(choices, 4, 4096) is None
+    assert normed(choices, 4096 * 4) is None
 
 
 def test_vllms_own_way_of_launching_asks_for_each_length(choices):
@@ -290,6 +398,38 @@ def test_a_hook_runs_once_its_module_is_imported(tmp_path, monkeypatch, caplog):
     assert sys.meta_path == before
     after_import("scan_kernels_a", lambda module: seen.append("again"))
     assert seen == ["scan_kernels_a", "again"]
+
+
+def test_a_module_that_was_looked_up_or_failed_first_is_hooked_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = list(sys.meta_path)
+    path = tmp_path / "scan_kernels_c.py"
+    path.write_text("raise ValueError\n")
+    seen: list[str] = []
+    after_import("scan_kernels_c", lambda module: seen.append(module.__name__))
+    assert importlib.util.find_spec("scan_kernels_c") is not None
+    with pytest.raises(ValueError):
+        importlib.import_module("scan_kernels_c")
+    assert not seen
+    path.write_text("VALUE = 12\n")
+    importlib.invalidate_caches()
+    assert importlib.import_module("scan_kernels_c").VALUE == 12
+    assert seen == ["scan_kernels_c"]
+    assert sys.meta_path == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "alone"),
+    [
+        ("VLLM_BATCH_INVARIANT", "1", True),
+        ("VLLM_BATCH_INVARIANT", "0", False),
+        ("VLLM_TRITON_FORCE_FIRST_CONFIG", " True", True),
+        ("VLLM_TRITON_FORCE_FIRST_CONFIG", "false", False),
+        ("VLLM_TRITON_FORCE_FIRST_CONFIG", "2", False),
+    ],
+)
+def test_vllms_variables_are_read_as_vllm_reads_them(name, value, alone):
+    assert vllm_plugin.left_alone({name: value}) == (f"{name} is set" if alone else "")
 
 
 def test_constants_that_an_autotuners_list_shares_are_launched_too(choices):

@@ -36,7 +36,7 @@ def _call(hook: Hook, module: ModuleType) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module as the other finders do, once."""
+    """Finds one module as the other finders do, until it has been imported."""
 
     def __init__(self, name: str, hook: Hook) -> None:
         self._name, self._hook = name, hook
@@ -49,12 +49,17 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != self._name:
             return None
-        sys.meta_path.remove(self)
-        found = (finder.find_spec(fullname, path, target) for finder in list(sys.meta_path))
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._hook)
+            spec.loader = _Loader(spec.loader, self._imported)
         return spec
+
+    def _imported(self, module: ModuleType) -> None:
+        if self in sys.meta_path:  # to look a module up does not import it, and an import may fail
+            sys.meta_path.remove(self)
+            _call(self._hook, module)
 
 
 class _Loader(Loader):
@@ -70,4 +75,4 @@ class _Loader(Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader  # as if it were never wrapped
         self._loader.exec_module(module)
-        _call(self._hook, module)
+        self._hook(module)

@@ -25,6 +25,7 @@ from typing import Protocol
 import platformdirs
 from packaging.version import VERSION_PATTERN, Version
 
+from tuner.devices.target import CUDA
 from tuner.errors import (
     BadProblem,
     CompilerUnavailable,
@@ -99,12 +100,12 @@ def engine_module(engine: str, family: str) -> ModuleType:
     return import_module(f"{_BINDINGS[engine]}.{family}")
 
 
-def kernel_hash(engine: Engine, family: str) -> str:
-    """The sha256 of an engine's kernels for a family, as lifted from its source.
+def kernel_hash(engine: Engine, family: str, platform: str = CUDA) -> str:
+    """The sha256 of an engine's kernels for a family, as lifted from its source for a platform.
 
     Raises UnsupportedKernel if the source has an unknown layout.
     """
-    found: str = engine_module(engine.name, family).open_family(engine).lift().hash
+    found: str = engine_module(engine.name, family).open_family(engine).lift(platform).hash
     return found
 
 

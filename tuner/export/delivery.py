@@ -6,12 +6,12 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol, TypeVar
 
 from tuner.devices.table import Device
+from tuner.devices.target import CUDA, HIP
 from tuner.engines.config_files import PROVENANCE, kept_file, read_sidecar
 from tuner.engines.engine import Engine, engine_module, kernel_hash
 from tuner.errors import ExportRefused, MalformedConfigFile, UnwritableOutput
@@ -168,9 +168,11 @@ def check_readable(file: ExportFile, verify: Callable[[Path], None]) -> None:
 
 def server_facts(engine: Engine, family: str, triton: str | None) -> RuntimeFacts:
     """Return what servers of a release on any GPU compare a file of a family with."""
-    return RuntimeFacts(
-        engine.name, engine.version, None, triton, partial(kernel_hash, engine, family)
-    )
+
+    def hashes() -> list[str]:
+        return [kernel_hash(engine, family, platform) for platform in (CUDA, HIP)]
+
+    return RuntimeFacts(engine.name, engine.version, None, triton, hashes)
 
 
 def is_plugin_file(path: Path, folder: str) -> bool:

@@ -4,13 +4,24 @@ because it runs inside servers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+import logging
+from collections.abc import Callable, Collection, Sequence, Sized
 from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from tuner.errors import MalformedConfigFile, TunerError
+from tuner.devices.target import CUDA, HIP
+from tuner.errors import MalformedConfigFile
 from tuner.problems.points import Problem
+
+log = logging.getLogger("tuner.plugin")
+
+# How far a launch may be from the nearest measured size: farther away, tuned constants were 0.44x
+# as fast as the engine's own (extend attention on an H200, tuned at 4 x 256, run at 1 x 1,024).
+SERVED_OCTAVES = 1.0
+_SPELLED = 8  # refused files in one line of a log; a folder may serve a fleet
 
 
 class ServerFile(Protocol):
@@ -47,15 +58,46 @@ F = TypeVar("F", bound=ServerFile)
 
 @dataclass(frozen=True)
 class RuntimeFacts:
-    """What a file is compared with. None: not known, and not compared."""
+    """What files are compared with. None: not known, and not compared."""
 
     engine: str
     engine_version: str
     device: str | None  # as engines write it, e.g. NVIDIA_H200
     triton: str | None
-    kernel_hash: Callable[[], str]  # of this engine's kernels; may raise TunerError
+    # Of this engine's kernels, for each platform that servers may have; may raise.
+    kernel_hashes: Callable[[], Collection[str]]
     # The numbers of splits that decode launches with, of a problem of attention.
     kv_splits: Callable[[Any], frozenset[int] | None] = lambda problem: None
+    unless: str = ""  # why no file at all may be used here
+
+    @cached_property
+    def kernels(self) -> tuple[Collection[str], str]:
+        """The hashes, and why there are none. Found out once, since it takes a server 30 ms."""
+        try:
+            return self.kernel_hashes(), ""
+        except Exception as error:  # sources that nobody has seen
+            return (), str(error)
+
+
+def facts_here(
+    engine: str,
+    kernel_hash: Callable[[str, Path, str], str],
+    kv_splits: Callable[[Any], frozenset[int] | None] = lambda problem: None,
+    unless: str = "",
+) -> RuntimeFacts:
+    """Return the facts about this process, which belongs to an engine.
+
+    `kernel_hash`: of an engine's version, its folder and a platform ("cuda" or "hip").
+    """
+    package, torch, triton = (import_module(name) for name in (engine, "torch", "triton"))
+    root, platform = Path(package.__path__[0]), HIP if torch.version.hip else CUDA
+    device = torch.cuda.get_device_name().replace(" ", "_")  # as engines spell it in file names
+    return RuntimeFacts(
+        *(engine, package.__version__, device, triton.__version__),
+        lambda: (kernel_hash(package.__version__, root, platform),),
+        kv_splits,
+        unless,
+    )
 
 
 @dataclass(frozen=True)
@@ -89,21 +131,38 @@ def check_with(
     return FileCheck(path, file, _made_elsewhere(file, facts) or refusal(file))
 
 
+def log_items(word: str, checks: Sequence[FileCheck[F]], *, used: bool = True) -> list[str]:
+    """Return what one line of a log says of files: which are used, and which are refused.
+
+    Malformed ones have warnings of their own, which name the family by a word. Of many files of a
+    kind, the first are named.
+    """
+    malformed = [check for check in checks if check.file is None]
+    for check in malformed[:_SPELLED]:
+        log.warning("tuner %s: %s", word, check)
+    refused = [check for check in checks if check.file and not check.used]
+    refused.sort(key=lambda check: ", this is " in check.reason)  # those for this GPU first
+    more = len(malformed[_SPELLED:]) + len(refused[_SPELLED:])
+    return [
+        *(str(check) for check in checks if check.used and used),
+        *map(str, refused[:_SPELLED]),
+        *([f"refused {more} more files"] if more else []),
+    ]
+
+
 def _made_elsewhere(file: ServerFile, facts: RuntimeFacts) -> str:
+    if facts.unless:
+        return facts.unless
     if file.engine != facts.engine:
         return f"made for {file.engine}, this is {facts.engine}"
     if facts.device not in (None, file.device):
         return f"made for {file.device}, this is {facts.device}"
     if facts.triton not in (None, file.triton):
         return f"made for triton {file.triton}, this is {facts.triton}"
-    return _other_kernels(file, facts) if file.engine_version != facts.engine_version else ""
-
-
-def _other_kernels(file: ServerFile, facts: RuntimeFacts) -> str:
-    """Why the file's kernels are not this engine's; empty if both versions have the same."""
     made = f"made for {file.engine} {file.engine_version}"
-    try:
-        same = facts.kernel_hash() == file.kernel_hash
-    except TunerError as error:
-        return f"{made}, and the kernels of {facts.engine_version} cannot be compared: {error}"
-    return "" if same else f"{made}, whose kernels are not those of {facts.engine_version}"
+    hashes, why = facts.kernels
+    if why:
+        return f"{made}, and the kernels of {facts.engine_version} cannot be compared: {why}"
+    if file.kernel_hash in hashes:
+        return ""
+    return f"{made}, whose kernels are not those of {facts.engine_version}"

@@ -171,6 +171,7 @@ _LINE = re.compile(rf"\btuner ({'|'.join(_FAMILIES)}): (.*)")
 _SUMMARY = re.compile(r"(?:extend|decode|prefill) \d|no file applies|inference is deterministic")
 # Between the items of a line; a reason may end in advice.
 _NEXT = re.compile(r"; (?!did you mean |the nearest )")
+_NEXT_ALONE = re.compile(r"; (?=refused |chunked scan, )")
 _FROM = r" from (?P<path>\S.*?\.json)(?P<how> \(predicted\))?"
 _USED_ATTENTION = re.compile(rf"\w+ \d+/\d+ \d+/\d+ .*?{_FROM}")
 _USED_ALONE = {  # by word: the line of one file
@@ -180,6 +181,7 @@ _USED_ALONE = {  # by word: the line of one file
 # A launch that no file is for: the engine's draft model may have such layers.
 _LEFT_ALONE = re.compile(r"\w+: (no choice for|left alone)\b.*")
 _REFUSED = re.compile(r"refused (?P<path>\S.*?\.json): (?P<why>.*)")
+_MORE = re.compile(r"refused \d+ more files")  # than one line names
 # The start of a reason for which a good file is refused.
 _ELSEWHERE = ("made for ", "sglang ")
 _NO_LAUNCH = re.compile(r"(?P<kernel>_fwd\w+) \(.*?\): (?P<why>not with .*)")
@@ -205,7 +207,7 @@ class PluginLines:
         word, text = match.groups()
         source = _Source(word, rank_of(line), where)
         if word in _USED_ALONE:
-            self._alone.append(_alone(text, source))
+            self._alone += [_alone(item, source) for item in _NEXT_ALONE.split(text)]
         elif trouble := _trouble(text, source):
             self._troubles.append(trouble)
         elif _SUMMARY.match(text):
@@ -249,7 +251,7 @@ def _whole(line: str) -> bool:
         return False
     source = _Source(match[1], (), "")
     if match[1] in _USED_ALONE:
-        items = [_alone(match[2], source)]
+        items = [_alone(item, source) for item in _NEXT_ALONE.split(match[2])]
     elif _SUMMARY.match(match[2]):
         items = [_item(item, source) for item in _NEXT.split(match[2])]
     else:
@@ -269,6 +271,8 @@ def _trouble(text: str, source: _Source) -> FileLoad | None:
 
 
 def _item(text: str, source: _Source) -> FileLoad:
+    if _MORE.fullmatch(text):
+        return source.load(LoadOutcome.REFUSED, reason=text)
     if used := _USED_ATTENTION.fullmatch(text):
         how = "predicted" if used["how"] else ""
         return source.load(LoadOutcome.LOADED, path=used["path"], reason=how)
@@ -283,6 +287,8 @@ def _item(text: str, source: _Source) -> FileLoad:
 
 def _alone(text: str, source: _Source) -> FileLoad:
     """What a line says about the file of a GEMM or of a chunked scan."""
+    if _MORE.fullmatch(text):
+        return source.load(LoadOutcome.REFUSED, reason=text)
     if used := _USED_ALONE[source.word].fullmatch(text):
         how = "predicted" if used["how"] else ""
         return source.load(LoadOutcome.LOADED, path=used["path"], reason=how)

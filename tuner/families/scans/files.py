@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import BadProblem, MalformedConfigFile, did_you_mean
+from tuner.export.file_checks import SERVED_OCTAVES
 from tuner.families.scans.scan import ScanKernel, ScanProblem, scan_named, scan_of, tokens_of
 from tuner.files import read_limited
 from tuner.problems.points import Config, Point, version_folder
@@ -81,13 +82,14 @@ class ScanFile:
         return root / FOLDER / version_folder(self.triton) / name
 
     def pick(self, part: ScanKernel, tokens: int) -> ScanEntry | None:
-        """The entry of the nearest number of tokens by their ratio; None without any."""
-        here = [entry for entry in self.entries if entry.point.part is part]
+        """The entry of the nearest number of tokens by their ratio; None without a near one."""
 
         def distance(entry: ScanEntry) -> tuple[float, Point]:
             return abs(math.log2(tokens_of(entry.point) / tokens)), entry.point
 
-        return min(here, key=distance, default=None)
+        here = [entry for entry in self.entries if entry.point.part is part]
+        near = [entry for entry in here if distance(entry)[0] <= SERVED_OCTAVES]
+        return min(near, key=distance, default=None)
 
 
 def file_name(problem: ScanProblem, device_name: str) -> str:

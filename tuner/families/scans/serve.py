@@ -14,45 +14,21 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tuner.engines.after_import import after_import
-from tuner.errors import MalformedConfigFile
+from tuner.export.file_checks import RuntimeFacts, check_with, log_items
 from tuner.families.scans.files import ScanFile, find_scan_files, read_scan_file
 from tuner.families.scans.scan import Key, Scan, ScanKernel, TunedKernel
-from tuner.families.scans.sources import OnDisk, ScanSources
+from tuner.families.scans.sources import ScanSources
 from tuner.problems.points import Config
 from tuner.problems.results import Status
 
 log = logging.getLogger("tuner.plugin")
 
 _VLLM_LAUNCH = "launch_autotuned"  # keeps an autotuner's first choice, and calls no `run` again
-
-
-@dataclass(frozen=True)
-class ServerFacts:
-    """What a file is compared with. None: not known here."""
-
-    engine: str
-    engine_version: str
-    device: str | None  # as engines write it, e.g. NVIDIA_H200
-    triton: str | None
-    kernel_hash: Callable[[str], str]  # of this engine's kernels of a family; may raise TunerError
-
-    def refusal(self, file: ScanFile) -> str:
-        """Why a server may not use a file; empty if it may."""
-        here = {"engine": self.engine, "device": self.device, "triton": self.triton}
-        for name, known in here.items():
-            made = getattr(file, name)
-            if known not in (None, made):
-                return f"made for {name} {made}, this is {known}"
-        if self.kernel_hash(file.problem.family) != file.kernel_hash:
-            version = f"{file.engine} {file.engine_version}"
-            return f"made for {version}, whose kernels are not those of {self.engine_version}"
-        return ""
 
 
 @dataclass
@@ -63,10 +39,11 @@ class ScanChoices:
 
     scan: Scan
     root: Path
-    facts: Callable[[], ServerFacts]
+    facts: Callable[[], RuntimeFacts]
     _answers: dict[tuple[str, Key, int], dict[str, int] | None] = field(default_factory=dict)
     _refused: set[tuple[ScanKernel, Config]] = field(default_factory=set)
     _said: set[str] = field(default_factory=set)
+    _problems: set[str] = field(default_factory=set)  # of this process, by their specs
 
     def config(self, part: ScanKernel, named: Mapping[str, Any]) -> dict[str, int] | None:
         """The choice for a launch with these arguments; None: the engine decides. Never raises."""
@@ -93,32 +70,40 @@ class ScanChoices:
         self._say(f"{part.value}: {config.key} cannot be launched here, and is left out: {text}")
 
     def _find(self, part: ScanKernel, key: Key, length: int) -> Config | None:
-        tuned = self.scan.kernels[part]
-        for file in self._files:
-            if tuned.shows(file.problem) != key:
-                continue
+        file = self._file(part, key)
+        if file is not None:
+            tuned = self.scan.kernels[part]
             tokens = tuned.tokens or (lambda problem, chunks: chunks * problem.chunk_size)
             entry = file.pick(part, tokens(file.problem, length))
-            if entry is None or entry.status is Status.INCUMBENT:
-                continue
-            if (part, entry.config) not in self._refused:
+            tried = entry is not None and (part, entry.config) not in self._refused
+            if entry is not None and entry.status is not Status.INCUMBENT and tried:
                 return entry.config
         self._say(f"{part.value}: no choice for {(part.value, *key)}, so the engine decides")
         return None
 
+    def _file(self, part: ScanKernel, key: Key) -> ScanFile | None:
+        """The file whose problem a launch is of; None if none is, or if several may be."""
+        tuned = self.scan.kernels[part]
+        fitting = [file for file in self._files if tuned.shows(file.problem) == key]
+        if tuned.tokens or len(fitting) > 1:  # this kernel does not tell; others of the chain do
+            fitting = [file for file in fitting if file.problem.spec() in self._problems]
+        elif fitting and (spec := fitting[0].problem.spec()) not in self._problems:
+            self._problems.add(spec)
+            self._answers.clear()
+        return fitting[0] if len(fitting) == 1 else None
+
     @cached_property
     def _files(self) -> list[ScanFile]:
-        facts, found = self.facts(), []
-        for path in find_scan_files(self.root, self.scan.name):
-            try:
-                file = read_scan_file(path)
-            except MalformedConfigFile as error:
-                self._say(f"refused {error}")
-                continue
-            reason = facts.refusal(file)
-            self._say(f"refused {path}: {reason}" if reason else f"{file.title} from {path}")
-            found += [] if reason else [file]
-        return found
+        try:
+            facts = self.facts()
+            paths = find_scan_files(self.root, self.scan.name)
+            checks = [check_with(path, read_scan_file, facts, lambda file: "") for path in paths]
+        except Exception:
+            log.exception("tuner scan: nothing is applied")
+            return []
+        if items := log_items("scan", checks):
+            self._say("; ".join(items))
+        return [check.file for check in checks if check.file and check.used]
 
     def _say(self, text: str) -> None:
         if text not in self._said:
@@ -218,34 +203,16 @@ def _around_launch(
 
 
 def hook_sources(
-    sources: ScanSources, package: str, open_engine: Callable[[str, Path], OnDisk], root: Path
+    sources: ScanSources, package: str, root: Path, facts: Callable[[str], RuntimeFacts]
 ) -> None:
     """Give the files under a root to the kernels of an engine, whose package has that name, when
-    modules that may have them are imported. `open_engine` takes its version and folder.
+    modules that may have them are imported. `facts`: about this process, of a family.
     """
-
-    def facts() -> ServerFacts:
-        return _facts_here(sources, package, open_engine)
-
     for family, folders in sources.folders.items():
         if not find_scan_files(root, family):
             continue
-        choices = ScanChoices(sources.scan(family), root, facts)
+        choices = ScanChoices(sources.scan(family), root, partial(facts, family))
         files = dict.fromkeys(tuned.file for tuned in choices.scan.kernels.values())
         for folder, file in itertools.product(folders, files):
             name = f"{package}/{folder}/{file.removesuffix('.py')}".replace("/", ".")
             after_import(name, partial(hook_module, choices=choices))
-
-
-def _facts_here(
-    sources: ScanSources, package: str, open_engine: Callable[[str, Path], OnDisk]
-) -> ServerFacts:
-    """What is known of this process, which belongs to the engine."""
-    engine, torch, triton = (import_module(name) for name in (package, "torch", "triton"))
-    device = torch.cuda.get_device_name().replace(" ", "_")
-
-    def kernel_hash(family: str) -> str:
-        here = open_engine(engine.__version__, Path(engine.__path__[0]))
-        return sources.lift(here, family).hash
-
-    return ServerFacts(package, engine.__version__, device, triton.__version__, kernel_hash)

@@ -41,11 +41,9 @@ def register() -> None:
         found = root
         guarded("gemm", lambda: hook_loaders(found))
     if root := _root("scan", scan_root(os.environ), find_scan_files):
-        from tuner.bindings.sglang.scan_sources import SOURCES  # noqa: PLC0415
-        from tuner.engines.sglang.package import SGLang  # noqa: PLC0415
-        from tuner.families.scans.serve import hook_sources  # noqa: PLC0415
+        from tuner.bindings.sglang.plugin.scan import hook_scans  # noqa: PLC0415
 
-        hook_sources(SOURCES, "sglang", SGLang, root)
+        hook_scans(root)
 
 
 def _root(

@@ -21,8 +21,21 @@ from tuner.bindings.sglang.plugin.chosen_splits import TritonAttnBackend, choose
 from tuner.bindings.sglang.plugin.file_checks import FileCheck, RuntimeFacts, check_file
 from tuner.bindings.sglang.plugin.files import AttentionFile, find_attention_files
 from tuner.bindings.sglang.plugin.hooks import guarded, hook_registry, register_hook, runtime_facts
-from tuner.bindings.sglang.plugin.kernels import KERNELS, LAUNCHERS, PACKAGES, KernelSignature
-from tuner.bindings.sglang.plugin.launches import Jitted, TunedLaunches, note_longest, stand_in
+from tuner.bindings.sglang.plugin.kernels import (
+    EXTEND,
+    GROUPED,
+    KERNELS,
+    LAUNCHERS,
+    PACKAGES,
+    PAGED,
+    PREFILL,
+    REDUCE,
+    UNGROUPED,
+    KernelSignature,
+)
+from tuner.bindings.sglang.plugin.launches import Jitted, TunedLaunches, note_launcher, stand_in
+from tuner.export.file_checks import log_items
+from tuner.families.attention.problem import AttentionPhase
 
 if TYPE_CHECKING:
     from tuner.engines.sglang.package import SGLang
@@ -40,6 +53,8 @@ class _State:
     kernels: list[TunedLaunches] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     kv_splits: frozenset[int] = frozenset()  # of the backends built so far
+    windowed: bool = False  # whether one of them has layers with a sliding window
+    facts: RuntimeFacts | None = None
     files: list[AttentionFile] = field(default_factory=list)  # in use
     said: set[str] = field(default_factory=set)  # lines that are logged once
 
@@ -67,37 +82,37 @@ def hook_kernels() -> None:
         return
     _state.hooked = True
     package = _package()
-    for launcher in LAUNCHERS:
-        _hook_launcher(package, *launcher)
-    found = [(kernel, _hook_kernel(package, kernel)) for kernel in KERNELS]
+    found = {module: _hook_module(package, module) for module in LAUNCHERS}
     hook_registry().HookRegistry.apply_hooks()
-    for kernel, launches in found:
-        if launches is None:
-            continue
-        now = _find(package, kernel.module, kernel.name)
-        if now is launches.jitted:  # the registry logs a failed hook, and does not raise
-            _state.troubles.append(f"sglang did not hook {kernel.name}")
+    for module, hooked in found.items():
+        originals = ((name, original) for name, original, _ in hooked)
+        # The registry logs a failed hook, and does not raise.
+        if lacking := [name for name, one in originals if _find(package, module, name) is one]:
+            _state.troubles.append(f"sglang did not hook {' and '.join(lacking)}")
         else:
-            _state.kernels.append(launches)
+            _state.kernels += [launches for _, _, launches in hooked if launches]
 
 
-def _hook_launcher(package: str, module: str, function: str, parameter: str) -> None:
+def _hook_module(package: str, module: str) -> list[tuple[str, Any, TunedLaunches | None]]:
+    """Register hooks for a launcher and its kernels: (name, the engine's own, launches)."""
+    function, parameters = LAUNCHERS[module]
     launcher = _find(package, module, function)
-    if launcher is None or parameter not in inspect.signature(launcher).parameters:
-        _state.troubles.append(f"sglang has no {function} with a {parameter}")
-    else:
-        register_hook(f"{package}.{module}.{function}", note_longest(launcher, parameter))
-
-
-def _hook_kernel(package: str, kernel: KernelSignature) -> TunedLaunches | None:
-    jitted: Jitted | None = _find(package, kernel.module, kernel.name)
-    why = _unfit(kernel, jitted) if jitted else f"sglang has no {kernel.name}"
-    if jitted is None or why:
-        _state.troubles.append(why)
-        return None
-    launches = TunedLaunches(kernel, jitted)
-    register_hook(f"{package}.{kernel.module}.{kernel.name}", stand_in(launches))
-    return launches
+    known = inspect.signature(launcher).parameters if launcher else {}
+    if lacking := [name for name in parameters if name not in known and name != PAGED]:
+        _state.troubles.append(f"sglang has no {function} with a {lacking[0]}")
+        return []
+    register_hook(f"{package}.{module}.{function}", note_launcher(launcher, parameters))
+    hooked: list[tuple[str, Any, TunedLaunches | None]] = [(function, launcher, None)]
+    for kernel in (kernel for kernel in KERNELS if kernel.module == module):
+        jitted: Jitted | None = _find(package, module, kernel.name)
+        why = _unfit(kernel, jitted) if jitted else f"sglang has no {kernel.name}"
+        if jitted is None or why:
+            _state.troubles.append(why)
+            continue
+        launches = TunedLaunches(kernel, jitted, paged=PAGED in known)
+        register_hook(f"{package}.{module}.{kernel.name}", stand_in(launches))
+        hooked.append((kernel.name, jitted, launches))
+    return hooked
 
 
 def _find(package: str, module: str, name: str) -> Any:  # noqa: ANN401  # the engine's
@@ -116,15 +131,16 @@ def _unfit(kernel: KernelSignature, jitted: Jitted) -> str:
 def _use_for(backend: TritonAttnBackend, root: Path) -> None:
     """Use the files under a root for a backend that was just built."""
     splits = _state.kv_splits | {int(backend.max_kv_splits)}
-    if splits == _state.kv_splits:  # nothing new; a draft model's backend may have other splits
-        return
-    _state.kv_splits = splits
+    windowed = _state.windowed or (backend.sliding_window_size or 0) > 0
+    if (splits, windowed) == (_state.kv_splits, _state.windowed):
+        return  # nothing new; a draft model's backend may have other splits
+    _state.kv_splits, _state.windowed = splits, windowed
     # Deterministic inference promises that a request's result does not depend on its batch. But
     # a tuned configuration depends on the batch size, and it changes the order of summation.
     if backend.enable_deterministic is not False:
         log.info("tuner attention: inference is deterministic, so the engine's own constants stay")
         return
-    log.info("%s", _use(root, splits))
+    log.info("%s", _use(root))
 
 
 def _choose_splits(backend: TritonAttnBackend, runner: Any, *_: object, **__: object) -> None:  # noqa: ANN401
@@ -142,32 +158,39 @@ def _kv_splits_flag(runner: Any) -> int:  # noqa: ANN401  # the engine's
     return int(settings.triton_attention_num_kv_splits)
 
 
-def _use(root: Path, kv_splits: frozenset[int] | None) -> str:
-    facts = _runtime_facts(kv_splits)
-    checks = [check_file(path, facts) for path in find_attention_files(root)]
-    for check in checks:
-        if check.file is None:
-            log.warning("tuner attention: %s", check)
-    files = [check.file for check in checks if check.used and check.file]
-    _state.files = files
+def _use(root: Path) -> str:
+    _state.facts = facts = _state.facts or _runtime_facts()
+    checks = [check_file(path, facts, _unhooked) for path in find_attention_files(root)]
+    _state.files = [check.file for check in checks if check.used and check.file]
     for launches in _state.kernels:
-        launches.use(files)
-    return _line(checks if _state.kernels else [], _state.troubles)
+        launches.use(_state.files)
+    return _line(checks, _state.troubles)
 
 
 def _line(checks: Sequence[FileCheck[AttentionFile]], troubles: Sequence[str]) -> str:
-    used = [str(c) for c in checks if c.used]
-    refused = [str(c) for c in checks if c.file and not c.used]
-    return f"tuner attention: {'; '.join([*(used or ['no file applies']), *refused, *troubles])}"
+    used = [] if any(check.used for check in checks) else ["no file applies"]
+    items = *used, *log_items("attention", checks), *troubles
+    return f"tuner attention: {'; '.join(items)}"
 
 
-def _runtime_facts(kv_splits: frozenset[int] | None) -> RuntimeFacts:
-    def kernel_hash(engine: SGLang) -> str:
+def _unhooked(file: AttentionFile) -> str:
+    """Why no kernel may have the file's constants: both of decode's are needed for its splits."""
+    if _state.windowed and file.problem.phase is AttentionPhase.DECODE and not file.splits:
+        return "decode's kernels do not tell the layers with a sliding window of this server apart"
+    grouped = GROUPED if file.problem.group > 1 else UNGROUPED
+    asked = {AttentionPhase.DECODE: (grouped, REDUCE), AttentionPhase.EXTEND: (EXTEND,)}
+    hooked = [launches.kernel for launches in _state.kernels]
+    lacking = [k.name for k in asked.get(file.problem.phase, (PREFILL,)) if k not in hooked]
+    return f"sglang's {' and '.join(lacking)} cannot be hooked" if lacking else ""
+
+
+def _runtime_facts() -> RuntimeFacts:
+    def kernel_hash(engine: SGLang, platform: str) -> str:
         from tuner.bindings.sglang.attention.binding import lift_attention  # noqa: PLC0415
 
-        return lift_attention(engine).hash
+        return lift_attention(engine, platform).hash
 
-    return runtime_facts(kernel_hash, lambda problem: kv_splits)
+    return runtime_facts(kernel_hash, lambda problem: _state.kv_splits)
 
 
 def _package() -> str:

@@ -15,7 +15,9 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from tuner.bindings.sglang.plugin.files import AttentionFile
-from tuner.bindings.sglang.plugin.launches import decode_room
+from tuner.bindings.sglang.plugin.kernels import LAUNCHERS
+from tuner.bindings.sglang.plugin.launch_keys import decode_shape
+from tuner.bindings.sglang.plugin.launches import decode_room, reader
 from tuner.bindings.sglang.plugin.splits import SplitsTable
 from tuner.families.attention.problem import ENGINE_KV_SPLITS, Attention
 from tuner.families.attention.splits import ROOM_BYTES, room_limit
@@ -52,6 +54,7 @@ class ModelRunner(Protocol):
     dtype: object
     kv_cache_dtype: object
     is_draft_worker: bool
+    model: Any  # a torch module
 
 
 def choose_splits(
@@ -65,7 +68,7 @@ def choose_splits(
     fitting = [file for file in files if file.splits and _is_for(file.problem, backend, runner)]
     if not fitting:
         return ""
-    file = min(fitting, key=lambda file: (file.problem.sinks, file.problem.logit_cap))
+    file = fitting[0]
     if why := _engines_stay(backend, runner):
         return f"{file.title}: sglang's own KV splits stay, because of {why}"
     assert file.splits is not None  # `fitting` has only such files
@@ -80,7 +83,7 @@ def choose_splits(
 
 
 def _is_for(problem: Attention, backend: TritonAttnBackend, runner: ModelRunner) -> bool:
-    """Whether the backend's layers decode the problem."""
+    """Whether the backend's layers decode the problem, and no other."""
     dtypes = {str(runner.dtype), str(runner.kv_cache_dtype)}
     key_heads = 1 if backend.use_mla else backend.num_kv_head
     return (
@@ -88,7 +91,20 @@ def _is_for(problem: Attention, backend: TritonAttnBackend, runner: ModelRunner)
         and (problem.Lv, problem.shares_kv) == (backend.v_head_dim, bool(backend.use_mla))
         and problem.page_size == getattr(backend, "page_size", problem.page_size)
         and dtypes == {f"torch.{problem.dtype.value}"}
+        and _decoded(runner.model, problem) == {(problem.Lq, problem.logit_cap, problem.window)}
+        and problem.sinks == any("sink" in name for name, _ in runner.model.named_parameters())
     )
+
+
+def _decoded(model: Any, problem: Attention) -> set[tuple[object, ...]]:  # noqa: ANN401
+    """(Lq, cap, window) of a model's layers with the problem's heads; sglang's RadixAttention."""
+    layers = [layer for layer in model.modules() if hasattr(layer, "qk_head_dim")]
+    heads = problem.q_heads, problem.kv_heads, problem.Lv
+    return {
+        (layer.qk_head_dim, layer.logit_cap, max(0, layer.sliding_window_size))
+        for layer in layers
+        if (layer.tp_q_head_num, layer.tp_k_head_num, layer.v_head_dim) == heads
+    }
 
 
 def _engines_stay(backend: TritonAttnBackend, runner: ModelRunner) -> str:
@@ -121,13 +137,18 @@ class ChosenSplits:
         self._engines = int(backend.max_kv_splits)
         self._write, self._launch = backend.get_num_kv_splits, backend.decode_attention_fwd
         self._names = tuple(inspect.signature(self._launch).parameters)
+        self._about = reader(self._launch, LAUNCHERS["decode_attention"][1])
+        p = problem
+        self._shape = p.q_heads, p.kv_heads, p.Lq, p.Lv, p.logit_cap, p.window, p.sinks
         self._rows: dict[int, tuple[int, bool]] = {}  # by the number of sequences
-        self._failed = False
+        self._failed = self._flags_uneven = False
 
     def install(self) -> None:
         """Replace the backend's methods."""
         import torch  # noqa: PLC0415  # this process belongs to sglang
 
+        # AMD's kernels ask for a flag, which the engine's method writes too.
+        self._flags_uneven = bool(torch.version.hip)
         # The table is on the device, and the kernel is compiled, before a graph is captured.
         # The engine's lengths have 64 bits, and its splits 32.
         lengths = torch.ones(1, dtype=torch.int64, device=self._backend.device)
@@ -144,8 +165,9 @@ class ChosenSplits:
         if sequences not in self._rows:
             row = self._table.row(max(1, sequences))
             limit = room_limit(self._problem, max(1, sequences), self._engines)
-            room = self._engines if row.engines else min(row.room, limit, self._most)
-            self._rows[sequences] = room, not row.engines
+            engines = row.engines or self._failed
+            room = self._engines if engines else min(row.room, limit, self._most)
+            self._rows[sequences] = room, not engines
         return self._rows[sequences]
 
     def write(self, num_kv_splits: Any, seq_lens: Any, *more: Any, **named: Any) -> None:  # noqa: ANN401
@@ -156,24 +178,30 @@ class ChosenSplits:
         """
         sequences = num_kv_splits.shape[0]
         room, chosen = self._row(sequences)
-        if chosen and not self._failed and seq_lens.shape == num_kv_splits.shape:
+        chosen = chosen and not self._failed and seq_lens.shape == num_kv_splits.shape
+        if not chosen or self._flags_uneven:  # the engine's method flags batches of uneven lengths
+            self._write(num_kv_splits, seq_lens, *more, **named)
+        if chosen:
             try:
                 self._choose(num_kv_splits, seq_lens, room)
                 return
             except Exception:
                 self._failed = True
                 log.exception("tuner attention: sglang's own KV splits stay")
-        self._write(num_kv_splits, seq_lens, *more, **named)
+                self._write(num_kv_splits, seq_lens, *more, **named)
         if room < self._engines:
             num_kv_splits.clamp_(max=room)
 
     def launch(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """The engine's launcher, with room for as many splits as `write` may write."""
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        if not self._failed and decode_shape(self._about(args, kwargs)) != self._shape:
+            self._failed = True  # a layer that nobody saw; what was written needs its room still
+            log.warning("tuner attention: sglang's own KV splits stay: a layer is of another shape")
         room = self.room(given["kv_indptr"].shape[0] - 1)
         if room != given["max_kv_splits"]:
             given |= self._buffers(given, room)
-        with decode_room(room):
+        with decode_room(0 if self._failed else room):
             self._launch(**given)
 
     def _choose(self, num_kv_splits: Any, seq_lens: Any, room: int) -> None:  # noqa: ANN401

@@ -13,9 +13,18 @@ from tuner.families.dense_gemm.problem import DenseGemm
 __all__ = ["FileCheck", "RuntimeFacts", "check_file", "check_gemm_file", "title"]
 
 
-def check_file(path: Path, facts: RuntimeFacts) -> FileCheck[AttentionFile]:
-    """Read an attention file and compare it with the facts about this server."""
-    return check_with(path, read_attention_file, facts, lambda file: _other_splits(file, facts))
+def check_file(
+    path: Path, facts: RuntimeFacts, unhooked: Callable[[AttentionFile], str] = lambda file: ""
+) -> FileCheck[AttentionFile]:
+    """Read an attention file and compare it with the facts about this server.
+
+    `unhooked`: why the plugin could not give its constants to any kernel; empty if it can.
+    """
+
+    def refusal(file: AttentionFile) -> str:
+        return _other_splits(file, facts) or unhooked(file)
+
+    return check_with(path, read_attention_file, facts, refusal)
 
 
 def check_gemm_file(

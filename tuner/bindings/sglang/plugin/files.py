@@ -26,6 +26,7 @@ from tuner.bindings.sglang.plugin.json_fields import (
 from tuner.bindings.sglang.plugin.kernels import CHOICES, FLAGS
 from tuner.bindings.sglang.plugin.splits import SplitsTable, read_splits
 from tuner.errors import BadProblem, MalformedConfigFile, did_you_mean
+from tuner.export.file_checks import SERVED_OCTAVES
 from tuner.families.attention.problem import Attention, AttentionPart, BucketKey
 from tuner.problems.points import Config, version_folder
 from tuner.problems.registry import parse_problem
@@ -111,16 +112,17 @@ class AttentionFile:
     ) -> AttentionEntry | None:
         """The entry of the nearest bucket by the ratio of sizes; of two equally near, the smaller.
 
-        None if the file has no entry for that part.
+        None if the file has no entry for that part and for sizes that are so near.
         """
-        entries = [entry for entry in self.entries if entry.part is part]
 
         def distance(entry: AttentionEntry) -> tuple[float, int, int]:
             apart = abs(math.log2(entry.batch_size / batch_size))
             apart += abs(math.log2(entry.new_tokens / new_tokens))
             return apart, entry.batch_size, entry.new_tokens
 
-        return min(entries, key=distance, default=None)
+        entries = [entry for entry in self.entries if entry.part is part]
+        near = [entry for entry in entries if distance(entry)[0] <= SERVED_OCTAVES]
+        return min(near, key=distance, default=None)
 
 
 def title(problem: Attention) -> str:

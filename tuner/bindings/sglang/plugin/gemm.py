@@ -3,8 +3,7 @@
 A loader that is hooked answers with our file's entries where such a file is made for this GPU, this
 Triton and these kernels. Otherwise the engine's own loader answers. No kernel is touched.
 
-Deterministic inference does not turn these files off, because the engine's own loaders do not ask
-for it either.
+A file's tiles depend on the size of the batch, so deterministic inference turns these files off.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from tuner.bindings.sglang.plugin.file_checks import RuntimeFacts, check_gemm_fi
 from tuner.bindings.sglang.plugin.gemm_files import GemmFile, find_gemm_files
 from tuner.bindings.sglang.plugin.gemm_loaders import LOADERS, PACKAGES, Loader
 from tuner.bindings.sglang.plugin.hooks import register_hook, runtime_facts
+from tuner.export.file_checks import log_items
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.dtypes import Dtype
 
@@ -110,10 +110,9 @@ class ServedFiles:
         for check in checks:
             if check.used and check.file:
                 found[_asked_for(check.file.problem)] = check.file, str(check)
-            else:
-                log.log(logging.INFO if check.file else logging.WARNING, "tuner gemm: %s", check)
-        if not found:
-            log.info("tuner gemm: no file applies")
+        said = [*([] if found else ["no file applies"]), *log_items("gemm", checks, used=False)]
+        if said:
+            log.info("tuner gemm: %s", "; ".join(said))
         return found
 
 
@@ -142,9 +141,9 @@ def _keep_cache_functions(original: object) -> None:
 
 
 def _runtime_facts() -> RuntimeFacts:
-    def kernel_hash(engine: SGLang) -> str:
+    def kernel_hash(engine: SGLang, platform: str) -> str:
         from tuner.bindings.sglang.dense_gemm.sources import lift_kernels  # noqa: PLC0415
 
-        return lift_kernels(engine).hash
+        return lift_kernels(engine, platform).hash
 
     return runtime_facts(kernel_hash)

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from tuner.bindings.sglang.plugin.file_checks import RuntimeFacts
 from tuner.bindings.sglang.plugin.kernels import PLUGIN
+from tuner.export.file_checks import RuntimeFacts, facts_here
 
 if TYPE_CHECKING:
     from tuner.engines.sglang.package import SGLang
@@ -33,26 +33,33 @@ def hook_registry() -> ModuleType:
 
 
 def runtime_facts(
-    kernel_hash: Callable[[SGLang], str],
+    hash_of: Callable[[SGLang, str], str],
     kv_splits: Callable[[Attention], frozenset[int] | None] = lambda problem: None,
 ) -> RuntimeFacts:
-    """Facts about this process, which belongs to sglang.
+    """Facts about this process, which is sglang's. `hash_of`: of its kernels for a platform."""
 
-    `kernel_hash`: the hash of an engine's kernels. It is asked only for other versions' files.
-    """
-    import sglang  # noqa: PLC0415
-    import torch  # noqa: PLC0415
-    import triton  # noqa: PLC0415
-
-    def hash_here() -> str:
+    def kernel_hash(version: str, root: Path, platform: str) -> str:
         from tuner.engines.sglang.package import SGLang  # noqa: PLC0415
 
-        return kernel_hash(SGLang(sglang.__version__, Path(sglang.__path__[0])))
+        return hash_of(SGLang(version, root), platform)
 
-    device = torch.cuda.get_device_name().replace(" ", "_")  # as engines spell it in file names
-    return RuntimeFacts(
-        "sglang", sglang.__version__, device, triton.__version__, hash_here, kv_splits
-    )
+    # The promise is that a request's result does not depend on its batch. But choices depend on
+    # the batch's size, and change the order of summation.
+    unless = "inference is deterministic" if is_deterministic() else ""
+    return facts_here("sglang", kernel_hash, kv_splits, unless)
+
+
+def is_deterministic() -> bool:
+    """Whether the server has --enable-deterministic-inference, or might have it."""
+    try:
+        from sglang.srt.runtime_context import get_exec  # noqa: PLC0415
+
+        settings = get_exec().deterministic
+    except ImportError:  # before 0.5.23 the settings were in the server's arguments
+        from sglang.srt.server_args import get_global_server_args  # noqa: PLC0415
+
+        settings = get_global_server_args()
+    return settings.enable_deterministic_inference is not False
 
 
 def guarded(family: str, step: Callable[[], None]) -> None:

@@ -15,11 +15,17 @@ from tuner.families.attention.problem import AttentionPart
 PLUGIN = "tuner_attention"  # its entry point
 # The package of the kernels' modules since 0.5.16, and the one before.
 PACKAGES = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
-# The launchers whose grid depends on a length: module, function, the length's parameter.
-LAUNCHERS = (
-    ("extend_attention", "extend_attention_fwd", "max_len_extend"),
-    ("prefill_attention", "context_attention_fwd", "max_input_len"),
-)
+PAGED = "page_size"  # a parameter of launchers since 0.5.16
+# The launchers, by module. What a kernel is not told is noted of its launcher: the longest
+# sequence, on which the grid depends, and all of decode's shape.
+LAUNCHERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "extend_attention": ("extend_attention_fwd", ("max_len_extend",)),
+    "prefill_attention": ("context_attention_fwd", ("max_input_len",)),
+    "decode_attention": (
+        "decode_attention_fwd",
+        ("q", "k_buffer", "v_buffer", "logit_cap", "sinks", PAGED),
+    ),
+}
 # The constants that may be chosen. A release's kernel may lack some.
 CHOICES: Mapping[AttentionPart, tuple[str, ...]] = {
     AttentionPart.EXTEND: ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"),
@@ -123,7 +129,7 @@ PREFILL = KernelSignature(
 )
 _STAGE_1_PLAIN: Mapping[str, frozenset[object]] = {
     **_NO_SCORE,
-    **dict.fromkeys(("ROTATE_BATCH", "USE_FORCED", "IS_GFX1250"), _NEVER),
+    **dict.fromkeys(("USE_FORCED", "IS_GFX1250"), _NEVER),
 }
 _STAGE_1_NEUTRAL = (
     _CACHE
@@ -131,6 +137,7 @@ _STAGE_1_NEUTRAL = (
     | _SPLITS
     | _MIDDLE
     | {"sm_scale_withk", "Att_Out", "Att_Lse", "BLOCK_N", "uneven_batch", "forced_kv_splits"}
+    | {"ROTATE_BATCH"}  # the order of the blocks
     | _QUERIES
 )
 GROUPED = KernelSignature(

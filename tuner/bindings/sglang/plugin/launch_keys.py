@@ -11,32 +11,33 @@ from tuner.families.attention.problem import Attention, AttentionPart
 Grid = tuple[int, ...]
 Launch = Mapping[str, Any]  # a kernel's arguments by name, defaults filled in
 ProblemKey = tuple[object, ...]
+About = tuple[
+    Any, ...
+]  # what is noted of a launcher (`kernels.LAUNCHERS`); tensors by their shapes
 
 
 def problem_key(kernel: KernelSignature, problem: Attention, *, paged: bool) -> ProblemKey:
-    """The part of a problem that a kernel's arguments reveal; `launch_key` reads it off a launch.
+    """What a launch of a problem shows; `launch_key` reads it off a launch.
 
-    The rest does not affect the kernel: decode's first kernel runs the same with and without
-    sinks, and the second is independent of the keys. `paged`: the kernel has a page size.
+    Prefill has no cache. `paged`: the engine's kernels know a cache's pages.
     """
     p = problem
-    if kernel is REDUCE:
-        return p.q_heads, p.Lv, p.dtype.value, p.kv_splits, p.sinks
     if kernel is PREFILL:
         return p.q_heads, p.kv_heads, p.Lq, p.dtype.value
     page_size = p.page_size if paged else 1
     shape = p.q_heads, p.kv_heads, p.Lq, p.Lv, p.dtype.value, page_size, p.logit_cap
     if kernel is EXTEND:
         return *shape, p.window, p.sinks
-    return *shape, p.kv_splits, p.shares_kv and kernel is GROUPED
+    return *shape, p.window, p.sinks, p.kv_splits, p.shares_kv and kernel is GROUPED
 
 
 def launch_key(
-    kernel: KernelSignature, launch: Launch, grid: Grid, room: int = 0
+    kernel: KernelSignature, launch: Launch, grid: Grid, about: About, room: int = 0
 ) -> ProblemKey | None:
     """The `problem_key` of a launch's problem; None if the launch uses an unsupported option.
 
-    `room`: the launch has room for so many chosen splits; 0: the engine chose its splits.
+    `about`: what the launcher was given. `room`: the launch has room for so many chosen splits; 0:
+    the engine chose its splits.
     """
     if any(launch[name] not in usual for name, usual in kernel.plain.items() if name in launch):
         return None
@@ -44,20 +45,43 @@ def launch_key(
     if len(dtypes) > 1 or len(grid) != (2 if kernel is REDUCE else 3):
         return None
     dtype = dtypes.pop()
-    if kernel is REDUCE:
-        splits, sinks = _splits(launch["MAX_KV_SPLITS"], room), bool(launch["HAS_SINK"])
-        return grid[1], launch["Lv"], dtype, splits, sinks
-    q_heads = launch["q_head_num"] if kernel is GROUPED else grid[1]
-    heads = q_heads, q_heads // launch["kv_group_num"]
+    if kernel is not EXTEND and kernel is not PREFILL:
+        return _decode_key(kernel, launch, grid, about, room, dtype)
+    heads = grid[1], grid[1] // launch["kv_group_num"]
     if kernel is PREFILL:
         return *heads, launch["Lk"], dtype
-    columns = launch["Lq" if kernel is EXTEND else "Lk"], launch["Lv"]
-    shape = *heads, *columns, dtype, launch.get("PAGE_SIZE", 1), launch["logit_cap"]
-    if kernel is not EXTEND:
-        return *shape, _splits(grid[2], room), kernel is GROUPED and bool(launch["HAS_MLA"])
+    shape = *heads, launch["Lq"], launch["Lv"], dtype, launch.get("PAGE_SIZE", 1)
     if launch.get("BLOCK_N_PREFIX", launch["BLOCK_N"]) != launch["BLOCK_N"]:
         return None
-    return *shape, max(0, launch["SLIDING_WINDOW_SIZE"]), bool(launch["HAS_SINK"])
+    window = max(0, launch["SLIDING_WINDOW_SIZE"])
+    return *shape, launch["logit_cap"], window, bool(launch["HAS_SINK"])
+
+
+def _decode_key(
+    kernel: KernelSignature, launch: Launch, grid: Grid, about: About, room: int, dtype: str
+) -> ProblemKey | None:
+    """Of decode's launcher, whose kernels are told parts of the shape, and never of a window."""
+    shape = decode_shape(about)
+    q_heads, kv_heads, Lq, Lv, cap, _, sinks = shape
+    if kernel is REDUCE:
+        fits = (grid[1], launch["Lv"], bool(launch["HAS_SINK"])) == (q_heads, Lv, sinks)
+        splits = launch["MAX_KV_SPLITS"]
+    else:
+        told = launch["kv_group_num"], launch["Lk"], launch["Lv"], launch["logit_cap"]
+        fits, splits = told == (q_heads // kv_heads, Lq, Lv, cap), grid[2]
+    shares_kv = kernel is GROUPED and bool(launch["HAS_MLA"])
+    page_size = about[-1] or 1
+    key = *shape[:4], dtype, page_size, *shape[4:], _splits(splits, room), shares_kv
+    return key if fits else None
+
+
+def decode_shape(about: About) -> tuple[Any, ...]:
+    """What decode's launcher was given: query heads, key heads, Lq, Lv, cap, no window, sinks.
+
+    Raises ValueError for what is noted of another launcher.
+    """
+    q, k, v, cap, sinks, _ = about
+    return q[-2], k[-2], q[-1], v[-1], cap, 0, sinks is not None
 
 
 def _splits(launched: int, room: int) -> int | None:

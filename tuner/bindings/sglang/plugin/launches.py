@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, Protocol
 from tuner.bindings.sglang.plugin.files import AttentionFile
 from tuner.bindings.sglang.plugin.kernels import FLAGS, FOLLOWERS, OPTIONS, KernelSignature
 from tuner.bindings.sglang.plugin.launch_keys import (
+    About,
     Grid,
     ProblemKey,
     launch_key,
     problem_key,
     tuned_grid,
 )
-from tuner.families.attention.problem import Attention, AttentionPart
+from tuner.families.attention.problem import AttentionPart
 from tuner.problems.points import Config
 from tuner.problems.results import Status
 
@@ -47,13 +48,13 @@ class Jitted(Protocol):
     run: Run  # takes `grid` and `warmup` by name, and the kernel's arguments
 
 
-class _Longest(threading.local):
-    """The new tokens of the longest sequence in the launcher that this thread is running."""
+class _Noted(threading.local):
+    """What the launcher that this thread is running was given, by `kernels.LAUNCHERS`."""
 
-    tokens: object = 0
+    about: About = ()
 
 
-longest = _Longest()
+noted = _Noted()
 
 
 class _Room(threading.local):
@@ -75,18 +76,35 @@ def decode_room(splits: int) -> Iterator[None]:
         _room.splits = 0
 
 
-def note_longest(launcher: Run, name: str) -> Run:
-    """A hook around an engine's launcher that keeps its parameter `name` in `longest`."""
-    position = list(inspect.signature(launcher).parameters).index(name)
+def note_launcher(launcher: Run, names: Sequence[str]) -> Run:
+    """A hook around an engine's launcher that keeps its parameters `names` in `noted`."""
+    read = reader(launcher, names)
 
     def around(original: Run, *args: object, **kwargs: object) -> object:
-        longest.tokens = kwargs[name] if name in kwargs else args[position]
+        noted.about = read(args, kwargs)
         try:
             return original(*args, **kwargs)
         finally:
-            longest.tokens = 0
+            noted.about = ()
 
     return around
+
+
+def reader(launcher: Run, names: Sequence[str]) -> Callable[[_Args, _Kwargs], About]:
+    """A function that reads parameters from a launcher's arguments, tensors by their shapes."""
+    known = inspect.signature(launcher).parameters
+    places = {name: place for place, name in enumerate(known)}
+    usual = {n: p.default for n, p in known.items() if p.default is not p.empty}
+
+    def read(args: _Args, kwargs: _Kwargs) -> About:
+        found: list[Any] = []
+        for name in names:  # one that this release does not have is None
+            by_place = places.get(name, len(args)) < len(args)
+            one = args[places[name]] if by_place else kwargs.get(name, usual.get(name))
+            found.append(tuple(one.shape) if hasattr(one, "shape") else one)
+        return tuple(found)
+
+    return read
 
 
 class _Change(NamedTuple):
@@ -95,15 +113,19 @@ class _Change(NamedTuple):
     grid: Grid
     tuned: _Kwargs
     engines: _Kwargs  # the engine's values of the same arguments
+    refusable: tuple[ProblemKey, Config]
 
 
 class TunedLaunches:
     """The launches of one kernel; `stand_in` makes the object that replaces the kernel."""
 
-    def __init__(self, kernel: KernelSignature, jitted: Jitted) -> None:
-        """`jitted`: the engine's kernel. No launch is changed until `use` is called."""
+    def __init__(self, kernel: KernelSignature, jitted: Jitted, *, paged: bool = True) -> None:
+        """`jitted`: the engine's kernel. No launch is changed until `use` is called. `paged`: the
+        engine's launcher takes a page size.
+        """
         self.kernel = kernel
         self.jitted = jitted
+        self._paged = paged
         self._names: Sequence[str] = jitted.arg_names
         parameters = inspect.signature(jitted.fn).parameters.values()
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
@@ -111,19 +133,20 @@ class TunedLaunches:
         self._compiled: set[ProblemKey | None] = set()
         self._readers: dict[tuple[int, int], _Reader] = {}  # by the number of args and of kwargs
         self._decided: dict[object, _Change | None] = {}
+        self._refused: set[tuple[ProblemKey, Config]] = set()  # by Triton
 
     def use(self, files: Sequence[AttentionFile]) -> None:
         """Give launches of these files' problems the files' constants from now on.
 
-        If the kernel cannot tell several problems apart, the simplest one's file serves all.
+        Kernels without pages run the same for all, so the file of the smallest serves.
         """
-        paged = "PAGE_SIZE" in self._names
         fitting = [file for file in files if self.kernel.part in file.problem.parts]
         self._files = {}
-        for file in sorted(fitting, key=lambda file: _traits(file.problem)):
-            self._files.setdefault(problem_key(self.kernel, file.problem, paged=paged), file)
+        for file in sorted(fitting, key=lambda file: file.problem.page_size):
+            self._files.setdefault(problem_key(self.kernel, file.problem, paged=self._paged), file)
         self._compiled = set()
         self._decided = {}
+        self._refused = set()
 
     def at(self, grid: Any) -> Run:  # noqa: ANN401  # the engine's
         """The function that `kernel[grid]` returns, which launches the kernel."""
@@ -133,7 +156,7 @@ class TunedLaunches:
             # There are many arguments: to stay cheap, read few of them and copy them only once.
             try:
                 read = self._readers[len(args), len(kwargs)]
-                key = grid, longest.tokens, _room.splits, read(args, kwargs)
+                key = grid, noted.about, _room.splits, read(args, kwargs)
                 change = self._decided[key]
             except Exception:  # not decided yet, or an unsupported launch
                 key, change = self._decide(grid, args, kwargs)
@@ -147,7 +170,8 @@ class TunedLaunches:
                 # the engine's constants can take over. After a CUDA error the kernel may have run.
                 if not _is_tritons(error):
                     raise
-                self._decided[key] = None
+                self._refused.add(change.refusable)
+                self._decided = {}
                 name, given = self.kernel.name, change.tuned
                 log.warning("tuner attention: %s %s: not with %s: %s", name, grid, given, error)
                 kwargs.update(change.engines)
@@ -164,7 +188,7 @@ class TunedLaunches:
             arranged = len(args), len(kwargs)
             if arranged not in self._readers:
                 self._readers[arranged] = self._reader(args, kwargs)
-            key = grid, longest.tokens, _room.splits, self._readers[arranged](args, kwargs)
+            key = grid, noted.about, _room.splits, self._readers[arranged](args, kwargs)
             self._decided[key] = None
             change = self._change(grid, args, kwargs)
             self._decided[key] = change
@@ -187,9 +211,13 @@ class TunedLaunches:
 
     def _change(self, grid: Grid, args: _Args, kwargs: _Kwargs) -> _Change | None:
         launch = {**self._defaults, **dict(zip(self._names, args, strict=False)), **kwargs}
-        found = launch_key(self.kernel, launch, grid, _room.splits)
+        found = launch_key(self.kernel, launch, grid, noted.about, _room.splits)
         file = self._files.get(found) if found else None
-        if file is None or any(n not in self._names and n not in _PASSED for n in kwargs):
+        if (
+            found is None
+            or file is None
+            or any(n not in self._names and n not in _PASSED for n in kwargs)
+        ):
             return None
         entry = file.pick(self.kernel.part, grid[0], self._longest())
         if found not in self._compiled:
@@ -198,11 +226,13 @@ class TunedLaunches:
         # Nothing was faster here: keep the engine's own constants, even if they have changed since.
         if entry is None or entry.status is Status.INCUMBENT:
             return None
+        if (found, entry.config) in self._refused:
+            return None
         new_grid = tuned_grid(self.kernel, launch, grid, entry.config, self._longest())
         tuned = self._constants(entry.config)
         # An argument passed by position cannot be replaced by name: the KeyError stops the change.
         engines = {name: kwargs[name] for name in tuned}
-        return _Change(new_grid, tuned, engines) if new_grid else None
+        return _Change(new_grid, tuned, engines, (found, entry.config)) if new_grid else None
 
     def _compile(self, file: AttentionFile, grid: Grid, args: _Args, kwargs: _Kwargs) -> None:
         """Compile the file's configurations without launching them.
@@ -238,9 +268,10 @@ class TunedLaunches:
         """New tokens of the longest sequence; 1 for decode. Raises ValueError if not known."""
         if self.kernel.part in (AttentionPart.DECODE, AttentionPart.REDUCE):
             return 1
-        if type(longest.tokens) is not int or longest.tokens < 1:
-            raise ValueError(f"{longest.tokens!r} new tokens")
-        return longest.tokens
+        (tokens,) = noted.about
+        if type(tokens) is not int or tokens < 1:
+            raise ValueError(f"{tokens!r} new tokens")
+        return tokens
 
 
 class _Forwarding(type):
@@ -262,10 +293,6 @@ def stand_in(launches: TunedLaunches) -> type:
     return _Forwarding(
         launches.kernel.name, (), {"jitted": kernel, "__class_getitem__": launches.at}
     )
-
-
-def _traits(problem: Attention) -> tuple[int, int, bool]:
-    return problem.page_size, problem.window, problem.sinks
 
 
 def _getter(keys: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tuner.bindings.sglang.plugin.json_fields import whole_field
 from tuner.errors import MalformedConfigFile
+from tuner.export.file_checks import SERVED_OCTAVES
 
 MOST = 1024  # a larger number in a file is a mistake
 
@@ -54,10 +55,17 @@ class SplitsTable:
         return tuple(row for row in self.rows if not row.engines)
 
     def row(self, batch_size: int) -> SplitsRow:
-        """The row of the nearest number of sequences by ratio; of two equally near, the smaller."""
-        return min(
-            self.rows, key=lambda row: (abs(math.log2(row.batch_size / batch_size)), row.batch_size)
-        )
+        """The row of the nearest number of sequences by ratio; of two equally near, the smaller.
+
+        For a number that no row is near, it says that the engine's own rule stays.
+        """
+
+        def distance(row: SplitsRow) -> tuple[float, int]:
+            return abs(math.log2(row.batch_size / batch_size)), row.batch_size
+
+        nearest = min(self.rows, key=distance)
+        far = distance(nearest)[0] > SERVED_OCTAVES
+        return SplitsRow(batch_size, 0, ()) if far else nearest
 
     def grid(self) -> Grid:
         """The numbers of the `chosen` rows on one grid of lengths."""

@@ -15,8 +15,7 @@ from tuner.families.scans.files import find_scan_files, scan_root
 
 log = logging.getLogger("tuner.plugin")
 
-# With these, a server wants one choice for all lengths, or the first of each list.
-_LEAVES_ALONE = ("VLLM_BATCH_INVARIANT", "VLLM_TRITON_FORCE_FIRST_CONFIG")
+_FIRST = "VLLM_TRITON_FORCE_FIRST_CONFIG"
 
 
 def register() -> None:
@@ -35,14 +34,18 @@ def _register() -> None:
     if why := left_alone(os.environ):
         log.info("tuner scan: nothing is applied, because %s", why)
         return
-    from tuner.bindings.vllm.scan_sources import SOURCES  # noqa: PLC0415
-    from tuner.engines.vllm.package import VLLM  # noqa: PLC0415  # light until there are files
-    from tuner.families.scans.serve import hook_sources  # noqa: PLC0415
+    from tuner.bindings.vllm.plugin.scan import hook_scans  # noqa: PLC0415  # light until files
 
-    hook_sources(SOURCES, "vllm", VLLM, named[1])
+    hook_scans(named[1])
 
 
 def left_alone(environ: Mapping[str, str]) -> str:
-    """Why no kernel is hooked in a server with this environment; empty if kernels are."""
-    asked = (name for name in _LEAVES_ALONE if environ.get(name, "0") not in ("", "0"))
-    return next((f"{name} is set" for name in asked), "")
+    """Why no kernel is hooked in a server with this environment; empty if kernels are.
+
+    Such a server wants one choice for all lengths, or the first of each list.
+    """
+    wishes = {
+        "VLLM_BATCH_INVARIANT": environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"),
+        _FIRST: environ.get(_FIRST, "").strip().lower() in ("1", "true"),  # as vLLM reads it
+    }
+    return next((f"{name} is set" for name, asked in wishes.items() if asked), "")
