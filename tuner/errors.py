@@ -15,6 +15,7 @@ TunerError                      the root: catch this to catch them all
 │   │   ├── NoSuchLayer
 │   │   └── SeveralModels
 │   ├── MalformedCheckpoint
+│   │   ├── MalformedField
 │   │   └── LacksLayers
 │   ├── MalformedConfigFile
 │   ├── MalformedRecording
@@ -181,6 +182,10 @@ class SeveralModels(BadProblem):
 
 class MalformedCheckpoint(BadInput):
     """A model's config.json cannot be read."""
+
+
+class MalformedField(MalformedCheckpoint):
+    """A field of a model's config.json has a value that no model can have."""
 
 
 class LacksLayers(MalformedCheckpoint):

@@ -286,3 +286,26 @@ def test_a_release_without_the_model_s_class_gets_no_command(env, tmp_path):
     assert "next: plan with a release of vllm that has the model's class" in without.stderr
     assert "tuner tune" not in without.stderr
     assert "tuner tune" in run(*asked, "vllm==0.10.2", env=env).stderr
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hidden_size": "2048"},
+        {"hidden_size": 2048.0},
+        {"hidden_size": 10**30},
+        {"num_experts": True},
+        {"num_attention_heads": -1},
+        {"quantization_config": {"quant_method": ["fp8"]}},
+        {"quantization_config": {"quant_method": "fp8", "ignored_layers": 5}},
+        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}},
+        {"quantization_config": 5},
+    ],
+)
+def test_of_a_broken_config_nothing_is_planned(env, tmp_path, fields):
+    given = json.loads((ROOT / "tests/data/models/qwen3-30b-a3b-fp8/config.json").read_text())
+    broken = tmp_path / "config.json"
+    broken.write_text(json.dumps({**given, **fields}))
+    done = run("plan", str(broken), "--device", "H200", env=env)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert str(broken) in done.stderr and "left out" not in done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tuner.errors import MalformedCheckpoint
+from tuner.errors import MalformedCheckpoint, MalformedField
 from tuner.models.attention import AttentionShape, Layers
 from tuner.models.fields import (
     MAX_SIZE,
@@ -168,7 +168,7 @@ def _logit_cap(fields: Json, architecture: str) -> float:
     if cap is None:
         cap = _CAPPED[architecture]
     if isinstance(cap, bool) or not isinstance(cap, int | float) or not abs(cap) <= _MAX_CAP:
-        raise MalformedCheckpoint(f"attn_logit_softcapping should be a number, not {cap!r:.60}")
+        raise MalformedField(f"attn_logit_softcapping should be a number, not {cap!r:.60}")
     method = fields.get("attn_logit_softcapping_method", "tanh")
     if method != "tanh":
         raise MalformedCheckpoint(f"attn_logit_softcapping_method {method!r:.60} is not known")

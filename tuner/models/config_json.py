@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import MalformedCheckpoint
+from tuner.errors import MalformedCheckpoint, MalformedField
 from tuner.models.attention_json import attention_shape
 from tuner.models.delta_json import delta_shape
 from tuner.models.expert_fields import EXPERTS, HIDDEN, INTERMEDIATE, TOP_K, shared_experts
@@ -59,6 +59,8 @@ def parse_model(data: bytes, name: str) -> Model:
     for part, read in readers.items():
         try:
             parts[part] = read()
+        except MalformedField:  # of a broken file nothing is believed
+            raise
         except MalformedCheckpoint as error:
             unread[part] = error.with_traceback(None)
     experts = parts.pop("experts", {})

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import MalformedCheckpoint
+from tuner.errors import MalformedCheckpoint, MalformedField
 
 Json = Mapping[str, Any]
 
@@ -80,7 +80,11 @@ def torch_dtype(fields: Json) -> str | None:
 
 
 def size(fields: Json, names: tuple[str, ...]) -> int | None:
-    """The first of these fields that is present. Raises MalformedCheckpoint for a bad value."""
+    """The first of these fields that is present.
+
+    Raises MalformedField for a value that is no whole number, and MalformedCheckpoint for numbers
+    that differ between layers.
+    """
     for name in names:
         value = fields.get(name)
         # Some models write a number for each layer; equal numbers count as one.
@@ -89,6 +93,8 @@ def size(fields: Json, names: tuple[str, ...]) -> int | None:
         if value is None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SIZE:
-            raise MalformedCheckpoint(f"{name} should be a whole number, not {value!r:.60}")
+            # Some models write different numbers for layers, which is not wrong.
+            error = MalformedCheckpoint if isinstance(value, list) else MalformedField
+            raise error(f"{name} should be a whole number, not {value!r:.60}")
         return value
     return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from tuner.errors import MalformedCheckpoint
+from tuner.errors import MalformedCheckpoint, MalformedField
 from tuner.problems.dtypes import Dtype
 
 Json = Mapping[str, Any]
@@ -88,7 +88,10 @@ def quantization_fields(config: Json) -> Json:
     """The quantization_config; empty without one. Raises MalformedCheckpoint."""
     quant = config.get("quantization_config") or config.get("compression_config") or {}
     if not isinstance(quant, Mapping):
-        raise MalformedCheckpoint("quantization_config is not an object")
+        raise MalformedField("quantization_config is not an object")
+    method = quant.get("quant_method")
+    if method is not None and not isinstance(method, str):
+        raise MalformedField(f"quant_method should be a name, not {method!r:.60}")
     return quant
 
 
@@ -148,7 +151,7 @@ def _mixed(quant: Json) -> Json | None:
     if layers is None:
         return None
     if not isinstance(layers, Mapping) or not all(isinstance(x, Mapping) for x in layers.values()):
-        raise MalformedCheckpoint("quantized_layers is not an object of objects")
+        raise MalformedField("quantized_layers is not an object of objects")
     return layers
 
 
@@ -339,7 +342,7 @@ def _block(value: object) -> tuple[int, int]:
     match value:
         case [int() as n, int() as k] if n > 0 and k > 0 and max(n, k) < 1 << 20:
             return n, k
-    raise MalformedCheckpoint(f"a quantisation block is two positive numbers, not {value!r:.60}")
+    raise MalformedField(f"a quantisation block is two positive numbers, not {value!r:.60}")
 
 
 _METHODS = {

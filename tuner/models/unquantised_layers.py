@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tuner.errors import MalformedCheckpoint
+from tuner.errors import MalformedCheckpoint, MalformedField
 from tuner.models.fields import Json
 from tuner.models.quantization import (
     EXPERTS,
@@ -170,5 +170,5 @@ def _strings(value: object) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-        raise MalformedCheckpoint("a list of modules to skip holds something that is not a name")
+        raise MalformedField("a list of modules to skip holds something that is not a name")
     return [entry for entry in value if entry]
