@@ -12,8 +12,10 @@ from tuner.errors import IdempotencyConflict
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.jobs.job import JobFilter, JobRequest, JobState, Priority
 from tuner.problems.results import Totals
+from tuner.store.database import utc_now
 from tuner.store.jobs import JobStore
 from tuner.store.leases import AGED, LONGEST_DELAY, Leases
+from tuner.store.workers import Figures
 
 REQUEST = new_request(PROBLEM, "L40S", measure="predict", selection=MoeSelection((2, 16)))
 ANY = [JobFilter(needs_gpu=False)]
@@ -54,11 +56,51 @@ class TestTurns:
     ):
         post(jobs, "a")
         clock.advance(AGED)
-        assert leases.age() == 0
-        clock.advance(timedelta(seconds=1))
-        assert leases.age() == 1
         post(jobs, "bbb", first_seed=10, priority=Priority.URGENT)
+        first = leases.claim(ANY, "worker")
+        assert jobs.get(first.job_id).client == "b"
+        leases.release(first)
+        clock.advance(timedelta(seconds=1))
         assert served(jobs, leases).index("a") < 2
+
+    def test_a_backlog_that_waited_for_an_hour_delays_another_client_by_one_job(
+        self, jobs, leases, clock
+    ):
+        post(jobs, "a" * 20)
+        clock.advance(AGED + timedelta(minutes=1))
+        post(jobs, "b", first_seed=100)
+        assert served(jobs, leases).index("b") < 2
+
+    def test_urgent_jobs_and_old_ones_hold_up_no_client_s_turn(self, jobs, leases, clock):
+        post(jobs, "aaa")
+        clock.advance(AGED + timedelta(minutes=1))
+        post(jobs, "uuu", first_seed=100, priority=Priority.URGENT)
+        post(jobs, "b", first_seed=200)
+        assert served(jobs, leases).index("b") < 3
+
+    def test_a_job_that_is_queued_again_has_not_waited_since_it_was_posted(
+        self, jobs, leases, clock
+    ):
+        (old,) = post(jobs, "a")
+        jobs.cancel(old)
+        clock.advance(timedelta(days=7))
+        jobs.retry(old, "a")
+        post(jobs, "bb", first_seed=10, priority=Priority.URGENT)
+        lease = leases.claim(ANY, "worker")
+        assert jobs.get(lease.job_id).client == "b"
+        leases.release(lease)
+        assert served(jobs, leases) == "bba"
+
+    def test_figures_say_since_when_a_job_is_queued_again(self, jobs, leases, clock):
+        clock.now = utc_now() - timedelta(days=7)
+        (old,) = post(jobs, "a")
+        jobs.cancel(old)
+        clock.advance(timedelta(days=7))
+        jobs.retry(old, "a")
+        figures = Figures(jobs.database)
+        assert figures.read().queues[0].oldest_s < 3600
+        times = figures.job_times(leases.claim(ANY, "worker"))
+        assert times.queued_at == times.started_at == clock.now
 
     def test_what_one_worker_cannot_do_gives_others_their_turn(self, jobs, leases):
         submit(jobs, replace(REQUEST, engine="sglang==0.5.12"), client="a")

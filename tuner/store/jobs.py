@@ -39,9 +39,9 @@ from tuner.jobs.job import (
     Submitted,
 )
 from tuner.jobs.queue import ALL_JOBS, JobQuery
-from tuner.jobs.workers import Reasons, WorkerStatus
+from tuner.jobs.workers import WorkerStatus
 from tuner.store.api_key import LOCAL
-from tuner.store.database import Database, Queries, utc_now
+from tuner.store.database import Database, Queries
 from tuner.store.job_rows import (
     append_event,
     get_job,
@@ -342,7 +342,7 @@ class LocalQueue(Queries):
         self, requests: Sequence[JobRequest], *, priority: Priority
     ) -> Sequence[Submitted]:
         """Queue jobs, or find the ones that answer the requests: all or none."""
-        estimates, reasons = Estimates(self.database), Reasons(self.workers(), utc_now())
+        estimates, reasons = Estimates(self.database), self._workers.reasons()
         wanted = [(request, priority) for request in requests]
         answers = self._jobs.submit_all(wanted, unmet=reasons.unmet, client=LOCAL)
         return [replace(one, estimated_gpu_s=estimates.of(one.job)) for one in answers]
@@ -357,12 +357,12 @@ class LocalQueue(Queries):
 
     def waiting(self, job: Job) -> str:
         """Why a job does not go on; "" if nothing is known to hinder it."""
-        return Reasons(self.workers(), utc_now()).why(job)
+        return self._workers.reasons().why(job)
 
     def list_waiting(
         self, query: JobQuery = ALL_JOBS, *, limit: int = 50
     ) -> Sequence[tuple[Job, str]]:
         """List jobs, each with the reason why it does not go on."""
         found = self.list(query, limit=limit)
-        reasons = Reasons(self.workers(), utc_now())
+        reasons = self._workers.reasons()
         return [(job, reasons.why(job)) for job in found]
