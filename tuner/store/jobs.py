@@ -20,6 +20,7 @@ from sqlalchemy import (
     select,
     tuple_,
     union_all,
+    update,
 )
 from sqlalchemy.exc import IntegrityError
 
@@ -237,9 +238,10 @@ class JobStore(Queries):
             return get_job(connection, job_id)
 
     def delete(self, job_id: str) -> Job:
-        """Delete the job, its events, and the idempotency keys that were answered with it.
+        """Delete the job, its events, and the idempotency keys that were answered with it alone.
 
-        Its run stays, with all that was tried and published. Returns the job as it was. Raises
+        A key of a batch stays until the last of its jobs is deleted. The job's run stays, with all
+        that was tried and published. Returns the job as it was. Raises
         UnknownJob, and JobUnfinished for a job that has not ended.
         """
         with self._write() as connection:
@@ -251,7 +253,13 @@ class JobStore(Queries):
                 )
             of_batch = cast(idempotency_keys.c.job_ids, Text).contains(job_id)
             answered = (idempotency_keys.c.job_id == job_id) | of_batch
-            connection.execute(delete(idempotency_keys).where(answered))
+            for key in connection.execute(select(idempotency_keys).where(answered)).all():
+                mine = idempotency_keys.c.client == key.client, idempotency_keys.c.key == key.key
+                if rest := [one for one in key.job_ids or () if one != job_id]:
+                    values = {"job_id": rest[0], "job_ids": rest}
+                    connection.execute(update(idempotency_keys).where(*mine).values(values))
+                else:
+                    connection.execute(delete(idempotency_keys).where(*mine))
             connection.execute(delete(job_events).where(job_events.c.job_id == job_id))
             connection.execute(delete(jobs).where(jobs.c.id == job_id))
         return job

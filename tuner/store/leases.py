@@ -242,8 +242,9 @@ class Leases(Queries):
     def take_back(self, job_id: str, seen: HeldJob, why: Exceeded) -> Job | None:
         """Take a held job from its worker, unless it changed since it was `seen`.
 
-        A worker that renews its lease and never begins to tune is set aside. Several processes may
-        do this at once. Returns the job; None where it changed.
+        A worker that renews its lease and never begins to tune is set aside. A job that was not
+        begun loses no attempt. Several processes may do this at once. Returns the job; None where
+        it changed.
         """
         with self._write() as connection:
             now = self._now(connection)
@@ -253,10 +254,9 @@ class Leases(Queries):
             if row is None or held_of(row) != seen:
                 return None
             if why.phase is AttemptPhase.START:
-                refuse(connection, row, now, why.reason)
                 set_worker_aside(connection, row["owner"], why.reason)
-            else:
-                give_back(connection, row, now, why.reason, timedelta(0))
+            give = refuse if seen.phase is AttemptPhase.START else give_back
+            give(connection, row, now, why.reason, timedelta(0))
             taken = connection.execute(select(jobs).where(jobs.c.id == job_id)).mappings().one()
             return read_job(taken)
 

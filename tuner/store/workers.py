@@ -51,20 +51,20 @@ class WorkerStore(Queries):
     def beat(self, info: WorkerInfo) -> WorkerState:
         """Say that a worker lives and what it can do. Returns its state as stored.
 
-        It is `ACTIVE` at first. An operator may have changed it since.
+        It is `ACTIVE` at first, or as a process of its name was that died. An operator may have
+        changed it since.
         """
         with self._write() as connection:
             now = self._now(connection)
             seen: dict[str, Any] = {"engines": info.engines, "seen_at": now}
-            insert = insert_into(connection, workers).values(
-                **asdict(info) | seen,
-                state=WorkerState.ACTIVE.value,
-                reason="",
-                drain=False,
-                started_at=now,
-            )
-            upsert = insert.on_conflict_do_update(index_elements=[workers.c.id], set_=seen)
-            return WorkerState(connection.execute(upsert.returning(workers.c.state)).scalar_one())
+            again = update(workers).where(workers.c.id == info.id).values(**seen)
+            if state := connection.execute(again.returning(workers.c.state)).scalar():
+                return WorkerState(state)
+            row = {**asdict(info), **seen, "started_at": now, **_inherited(connection, info)}
+            connection.execute(insert_into(connection, workers).values(row))
+            gone = and_(workers.c.name == info.name, workers.c.id != info.id, ~is_alive(now))
+            connection.execute(delete(workers).where(gone))
+            return WorkerState(row["state"])
 
     def stopped(self, worker_id: str) -> None:
         """Say that a worker has ended."""
@@ -127,6 +127,16 @@ class WorkerStore(Queries):
                     page=": the page Workers lists them",
                 )
         return sorted(changed)
+
+
+def _inherited(connection: Connection, info: WorkerInfo) -> dict[str, Any]:
+    """What a new process has of the last one with its name, unless that was told to stop."""
+    columns = workers.c.state, workers.c.reason, workers.c.drain
+    last = select(*columns).where(workers.c.name == info.name).order_by(workers.c.started_at.desc())
+    row = connection.execute(last.limit(1)).mappings().one_or_none()
+    if row is None or row["state"] == WorkerState.STOPPED.value:
+        return {"state": WorkerState.ACTIVE.value, "reason": "", "drain": False}
+    return dict(row)
 
 
 def set_worker_aside(connection: Connection, worker_id: str, reason: str) -> None:
