@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Annotated, NoReturn
 
 import anyio
@@ -23,7 +24,7 @@ from api.settings import ApiSettings
 from api.streams import FollowedJob, Streams
 from tuner.errors import StoreReplaced, StoreUnreachable, UnusableStore, WrongSchema
 from tuner.jobs.workers import Reasons, WorkerStatus
-from tuner.store.database import PATIENCE_S, Database, Probe, utc_now
+from tuner.store.database import PATIENCE_S, Database, Probe
 from tuner.store.jobs import JobStore
 from tuner.store.keys import KeyStore, SessionStore
 from tuner.store.lookups import Lookups
@@ -105,20 +106,21 @@ class Fleet:
     def __init__(self, workers: WorkerStore) -> None:
         self._store = workers
         self._lock = threading.Lock()
-        self._seen: Sequence[WorkerStatus] = ()
-        self._again_at = 0.0
+        self._seen: Reasons | None = None
+        self._seen_at = 0.0
 
     def workers(self) -> Sequence[WorkerStatus]:
         """All known workers. Raises UnusableStore."""
-        with self._lock:
-            if time.monotonic() >= self._again_at:
-                self._seen = self._store.list()
-                self._again_at = time.monotonic() + SEEN_FOR_S
-            return self._seen
+        return self.reasons().workers
 
     def reasons(self) -> Reasons:
-        """Return the object that says of each job why it does not go on."""
-        return Reasons(self.workers(), utc_now())
+        """Return the object that says of each job why it does not go on. Raises UnusableStore."""
+        with self._lock:
+            now = time.monotonic()
+            if self._seen is None or now - self._seen_at >= SEEN_FOR_S:
+                self._seen, self._seen_at = self._store.reasons(), now
+            since = timedelta(seconds=now - self._seen_at)
+            return Reasons(self._seen.workers, self._seen.now + since)
 
 
 @dataclass

@@ -132,9 +132,9 @@ class Streams:
     async def _look(self) -> None:
         job_ids = tuple(self._jobs)
         counts = await to_thread.run_sync(self._counts, job_ids, limiter=self._thread)
-        for job_id, count in counts.items():
+        for job_id in job_ids:
             if job := self._jobs.get(job_id):
-                job.advance(count)
+                job.advance(counts[job_id]) if job_id in counts else job.fail()
 
     async def _ask_again(self) -> None:
         """End the streams whose keys or sessions have ended."""
@@ -175,7 +175,9 @@ class FollowedJob:
             self.wake()
 
     def fail(self) -> None:
-        """The store does not answer: the streams end, and their clients connect again."""
+        """The streams end, and their clients connect again: the store does not answer, or the job
+        was deleted, which they are told then.
+        """
         self._failed = True
         self.wake()
 

@@ -24,7 +24,7 @@ from celery.signals import (
 from prometheus_client import REGISTRY
 
 from tuner.errors import BadInput, TunerError, UnusableStore
-from tuner.store.database import Database
+from tuner.store.database import Database, utc_now
 from tuner.store.leases import Leases
 from tuner.store.workers import Figures
 from workers.broker import (
@@ -37,7 +37,7 @@ from workers.broker import (
 )
 from workers.machine import FLEET_VARIABLE, describe, devices_of, gpu_of, name_of
 from workers.metrics import PoolCollector, serve_metrics
-from workers.nightly import errors_of, headline, run_nightly
+from workers.nightly import due_night, errors_of, headline, run_nightly
 from workers.queue import Announcer
 from workers.service import Service
 from workers.settings import read_settings
@@ -52,9 +52,9 @@ app.set_current()
 app.conf.beat_schedule = {
     "nightly": {
         "task": NIGHTLY,
-        # Every hour from then on, until one worker has done the day's round: beat, the database or
-        # the worker may have been down at the first hour.
-        "schedule": crontab(hour=f"{settings.nightly_hour}-23", minute=0),
+        # Every hour, until one worker has done the round of the last night whose hour has come:
+        # beat, the database or the worker may have been down at that hour.
+        "schedule": crontab(minute=0),
         "options": {"queue": CONTROL_QUEUE},
     }
 }
@@ -137,21 +137,21 @@ app.steps["consumer"].add(Connected)
 @worker_shutting_down.connect  # type: ignore[untyped-decorator]
 def _ask_to_stop(**_: Any) -> None:  # noqa: ANN401 (Celery's signature)
     if _service is not None:
-        _service.ask_to_stop()  # Celery waits for the running task, which this ends
+        _service.ask_to_stop()
 
 
 @app.task(name=WAKE)  # type: ignore[untyped-decorator]
 def wake() -> None:
-    """Do the queued jobs, in a thread of this process."""
+    """Look for queued jobs, in another thread: the next message may ask for the night."""
     if _service is not None:
-        _service.drain()
+        _service.wake()
 
 
 @app.task(name=NIGHTLY)  # type: ignore[untyped-decorator]
 def nightly() -> None:
     """Do tonight's round, unless another process has done it."""
     try:
-        summary = run_nightly(settings)
+        summary = run_nightly(settings, today=due_night(settings, utc_now()))
     except TunerError as error:
         log.error("tonight's round was not done: %s", error)
         return

@@ -21,7 +21,8 @@ from workers.telemetry import log_json
 
 log = logging.getLogger("tuner.worker")
 
-RESTART_S = 2.0  # least time between two starts of a process that dies at once
+RESTART_S = 2.0  # least time between two starts; doubled while the process dies soon
+LONGEST_RESTART_S = 60.0
 POLL_S = 0.5
 
 
@@ -88,11 +89,15 @@ class Member:
         }
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
+        self._pause_s = RESTART_S
 
     def keep_alive(self) -> None:
         """Start the process if it is not running and its last start was not just now."""
         running = self._process is not None and self._process.poll() is None
-        if not running and time.monotonic() - self._started >= RESTART_S:
+        lived_s = time.monotonic() - self._started
+        if not running and lived_s >= self._pause_s:
+            soon = lived_s < 2 * LONGEST_RESTART_S
+            self._pause_s = min(2 * self._pause_s, LONGEST_RESTART_S) if soon else RESTART_S
             self._started = time.monotonic()
             self.starts += 1
             self._process = subprocess.Popen(  # noqa: S603 (our own command)

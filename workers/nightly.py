@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 from tuner.errors import BadInput, TunerError
 from tuner.jobs.job import Job, JobRequest, JobState, Priority, iso
-from tuner.jobs.workers import JobRequirements, Reasons, WorkerStatus, engine_version_here
+from tuner.jobs.workers import JobRequirements, WorkerStatus, engine_version_here
 from tuner.problems.results import Winner
 from tuner.store.api_key import LOCAL, NIGHTLY
 from tuner.store.current_winners import current_winners
-from tuner.store.database import Database, utc_now
+from tuner.store.database import Clock, Database, utc_now
 from tuner.store.jobs import JobStore
 from tuner.store.lookups import Lookups
 from tuner.store.nights import NightStore
 from tuner.store.results import ResultStore
+from tuner.store.submissions import Unmet
 from tuner.store.workers import WorkerStore
 from tuner.tuning.gains import gains, mean_gain
 from workers.coverage import WatchState, WatchStatus, stored_rows, watch_statuses, watched_rows
@@ -103,7 +104,7 @@ class NightWork:
     revalidate: Sequence[JobRequest]
     errors: Sequence[tuple[str, str]]  # what was watched, and why no job can be made of it
     gains: Mapping[str, float | None]  # before the round, by the key of the request
-    unmet: Sequence[str] = ()  # why no living worker will do some of its jobs
+    unmet: Unmet  # says of its jobs why no living worker will do them
 
     def requests(self) -> list[JobRequest]:
         new = [one.request for one in self.watched if one.standing is not WatchState.TUNED]
@@ -131,8 +132,13 @@ class NightWork:
             },
             "revalidated": [named(request) for request in self.revalidate],
             "errors": [{"what": what, "why": why} for what, why in self.errors],
-            "unmet": list(self.unmet),
+            "unmet": sorted(filter(None, set(map(self.unmet, self.requests())))),
         }
+
+
+def due_night(settings: Settings, now: datetime) -> date:
+    """Return the date of the last night whose hour has come, in UTC, however late it is done."""
+    return (now - timedelta(hours=settings.nightly_hour)).date()
 
 
 def run_nightly(
@@ -152,26 +158,34 @@ def do_round(
     dry_run: bool = False,
     force: bool = False,
     today: date | None = None,
+    clock: Clock | None = None,
 ) -> dict[str, Any]:
-    """Do tonight's round and return its summary; `{"skipped": reason}` where there is none to do.
+    """Do a round of the night of `today` and return what it did, or why there is none to do.
 
-    A round is done once a day, with `force` again. A dry run writes nothing. Without watches the
-    day's round stays to be done. Raises MalformedWatchList or UnusableStore.
+    A night is done once with each watch list: a process that has a nightly.toml adds what one
+    without it, or with another one, left out. With `force` it is done again. A dry run writes
+    nothing. Without watches the night stays to be done. Raises MalformedWatchList or UnusableStore.
     """
-    day = today or utc_now().date()
-    nights = NightStore(store)
+    day = today or (clock or utc_now)().date()
+    nights = NightStore(store, clock)
     watch_list = watch_list_of(settings, nights)
     if not watch_list.watches:
         return _dated({"skipped": "nothing is watched: add a watch first"}, day)
     if dry_run:
-        return _dated(work_of(watch_list, store, day).summary({}), day)
-    if not nights.begin(SCHEDULE, day, again=force):
+        return _dated(work_of(watch_list, store, clock).summary({}), day)
+    began = nights.begin(SCHEDULE, day, watch_list.of_file, again=force)
+    if began is None:
         return _dated({"skipped": _why_not(nights, day)}, day)
-    todo = work_of(watch_list, store, day)
-    job_ids: dict[str, str] = {}
-    posted = _submit(todo, store, announcer, job_ids)
+    try:
+        todo = work_of(watch_list, store, clock)
+        job_ids: dict[str, str] = {}
+        posted = _submit(todo, JobStore(store, clock), announcer, job_ids)
+    except Exception as error:
+        said = {"errors": [{"what": "the round failed", "why": str(error)}]}
+        nights.finish(SCHEDULE, day, began, said, watch_list.of_file, type(error).__name__)
+        raise
     summary = _dated({**todo.summary(job_ids), **posted}, day)
-    nights.finish(SCHEDULE, day, summary)
+    nights.finish(SCHEDULE, day, began, summary, watch_list.of_file)
     return summary
 
 
@@ -197,11 +211,12 @@ def errors_of(summary: Mapping[str, Any]) -> list[Mapping[str, str]]:
     return [*summary.get("errors", ()), *summary.get("not_submitted", ())]
 
 
-def work_of(watch_list: WatchList, store: Database, day: date) -> NightWork:
+def work_of(watch_list: WatchList, store: Database, clock: Clock | None = None) -> NightWork:
     """Compare the watch list with the store. Writes nothing."""
     found: dict[str, JobRequest] = {}
     errors = []
-    workers = WorkerStore(store).list()
+    reasons = WorkerStore(store, clock).reasons()
+    workers = reasons.workers
     for watch in watch_list.watches:
         for request in watch.requests(workers):
             if isinstance(request, Unresolved):
@@ -214,52 +229,57 @@ def work_of(watch_list: WatchList, store: Database, day: date) -> NightWork:
         for one in judged
         if one.standing is WatchState.ERROR
     ]
-    judged = [one for one in judged if one.standing is not WatchState.ERROR]
-    again = _oldest(judged, watch_list.revalidate, day)
+    judged = [
+        replace(one, request=_pinned(one.request, workers))
+        for one in judged
+        if one.standing is not WatchState.ERROR
+    ]
+    again = _oldest(judged, watch_list.revalidate, NightStore(store))
     results = ResultStore(store)
     todo = [one.request for one in judged if one.standing is not WatchState.TUNED]
     gains = {request.key: gain_now(request, results) for request in (*todo, *again)}
-    made = NightWork(judged, again, errors, gains)
-    reasons = Reasons(workers, utc_now())
-    pinned = [_pinned(request, workers) for request in made.requests()]
-    return replace(made, unmet=sorted({why for one in pinned if (why := reasons.unmet(one))}))
+    return NightWork(judged, again, errors, gains, reasons.unmet)
 
 
-def _oldest(judged: Sequence[WatchStatus], count: int, day: date) -> list[JobRequest]:
-    by_device: dict[str, list[WatchStatus]] = defaultdict(list)
-    for one in judged:
-        if one.standing is WatchState.TUNED and not one.request.measure.startswith("replay:"):
-            by_device[one.request.device].append(one)
-    oldest = [
-        one.request
-        for ones in by_device.values()
-        for one in sorted(ones, key=lambda one: (one.tuned_at, one.request.key))[:count]
-    ]
-    # A new seed makes a new run, which measures again instead of resuming the old one.
-    return [replace(request, seed=day.toordinal()) for request in oldest]
+def _oldest(judged: Sequence[WatchStatus], count: int, nights: NightStore) -> list[JobRequest]:
+    """Return for each device the `count` requests to measure again that waited for longest.
+
+    A request has waited since its result was published, or since it was last tried: one that
+    fails holds up no other. An unfinished try has its place until it ends.
+    """
+    # The seed makes a new run, which measures again instead of resuming the old one. The request
+    # stays the same until it has a new result.
+    since = {
+        replace(one.request, seed=int(one.tuned_at.timestamp())): one.tuned_at
+        for one in judged
+        if one.tuned_at is not None and not one.request.measure.startswith("replay:")
+    }
+    tried = nights.last_posted([request.key for request in since])
+    waits = defaultdict(list)
+    for request, tuned_at in since.items():
+        posted, unfinished = tried.get(request.key, (tuned_at, False))
+        waits[request.device].append(((not unfinished, posted, request.key), request))
+    in_order = (sorted(some, key=lambda one: one[0])[:count] for some in waits.values())
+    return [request for some in in_order for _, request in some]
 
 
 def _submit(
-    todo: NightWork, store: Database, announcer: Announces, job_ids: dict[str, str]
+    todo: NightWork, jobs: JobStore, announcer: Announces, job_ids: dict[str, str]
 ) -> dict[str, Any]:
     """Post the jobs, and put their ids into `job_ids`, by the keys of the requests."""
-    jobs = JobStore(store)
-    workers = WorkerStore(store).list()
-    unmet = Reasons(workers, utc_now()).unmet
     submitted: list[str] = []
     waiting: list[str] = []
     errors: list[dict[str, str]] = []
     requests = todo.requests()
     for at in range(0, len(requests), AT_ONCE):
-        planned = requests[at : at + AT_ONCE]
-        some = [_pinned(one, workers) for one in planned]
+        some = requests[at : at + AT_ONCE]
         wanted = [(one, Priority.NORMAL) for one in some]
         try:
-            answers = jobs.submit_all(wanted, unmet=unmet, client=NIGHTLY, fresh=NOT_FRESH)
+            answers = jobs.submit_all(wanted, unmet=todo.unmet, client=NIGHTLY, fresh=NOT_FRESH)
         except TunerError as error:
             errors += [{"what": one.problem.spec(), "why": str(error)} for one in some]
             continue
-        for request, answer in zip(planned, answers, strict=True):
+        for request, answer in zip(some, answers, strict=True):
             job_ids[request.key] = answer.job.id
             if answer.created:
                 announcer.announce(answer.job)
@@ -274,8 +294,8 @@ def _pinned(request: JobRequest, workers: Sequence[WorkerStatus]) -> JobRequest:
 
 
 def _why_not(nights: NightStore, day: date) -> str:
-    night = nights.last(SCHEDULE)
-    if night is None or night.date != day or night.finished_at is None:
+    night = nights.night(SCHEDULE, day)
+    if night is None or night.finished_at is None:
         return "another process is doing it"
     return f"it was done at {night.finished_at:%H:%M} UTC; force it to do it again"
 

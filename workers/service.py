@@ -34,7 +34,6 @@ reconcile_log = logging.getLogger("tuner.reconcile")
 
 EVERY_S = 5.0
 ANNOUNCE_AGAIN = timedelta(seconds=30)
-AGE_EVERY_S = 60.0
 FORGET_EVERY_S = 3600.0
 # A worker's own parent ends a child that exceeds a limit. It gets so much time to do that first.
 GRACE_S = 15.0
@@ -84,8 +83,7 @@ class Overdue:
 class Reconciler:
     """Repairs what broken processes leave behind: jobs without progress, and lost messages.
 
-    It also makes jobs urgent that waited for long, and deletes what nobody asks for any more. Any
-    number of processes may do this at once.
+    It also deletes what nobody asks for any more. Any number of processes may do this at once.
     """
 
     def __init__(self, leases: Leases, announcer: Announces, limits: AttemptLimits) -> None:
@@ -94,7 +92,7 @@ class Reconciler:
         self._jobs = JobStore(leases.database)
         self._workers = WorkerStore(leases.database)
         self._announcer = announcer
-        self._age_at = self._forget_at = 0.0
+        self._forget_at = 0.0
 
     def round(self) -> None:
         """Do one round of repairs. Raises UnusableStore."""
@@ -108,9 +106,6 @@ class Reconciler:
         if forgotten := self._leases.unannounced(ANNOUNCE_AGAIN):
             self._announcer.announce(forgotten)
         now = time.monotonic()
-        if now >= self._age_at:
-            self._leases.age()
-            self._age_at = now + AGE_EVERY_S
         if now >= self._forget_at:
             # Here, because every service has workers, and not all have a nightly round.
             self._jobs.forget_idempotency_keys()
@@ -160,13 +155,6 @@ class Service:
     def wake(self) -> None:
         """Look for jobs now, in this service's own thread."""
         self._woken.set()
-
-    def drain(self) -> None:
-        """Do the queued jobs in the caller's thread, if the store answers."""
-        try:
-            self.worker.drain()
-        except UnusableStore as error:
-            self._outage.begin(error)
 
     def ask_to_stop(self) -> None:
         """Begin to give back the running job. Only sets flags: signal handlers call it."""

@@ -120,6 +120,8 @@ class Watch:
                 need = JobRequirements(find_device(device).name, self.measure == "gpu", self.engine)
                 engine = need.newest(workers, here).engine
                 request = self._request(model, tp, ep, dtype, engine, device)
+                # Results are judged by the version that a job gets where workers say so.
+                request = replace(request, engine=need.pinned(workers, None).engine)
                 if request.problem.spec() not in self.hidden:
                     yield request
             except TunerError as error:
@@ -193,6 +195,12 @@ class WatchList:
 
     watches: tuple[Watch | UnreadableWatch, ...]
     revalidate: int = REVALIDATE  # oldest results to measure again, for each device and night
+
+    @property
+    def of_file(self) -> str:
+        """Names the watches of the nightly.toml; "" if there is none."""
+        keys = [one.key for one in self.watches if isinstance(one, Watch) and one.id is None]
+        return hashlib.sha256("".join(keys).encode()).hexdigest()[:16] if keys else ""
 
 
 def read_watch_list(path: Path) -> WatchList:

@@ -115,7 +115,7 @@ def observed(leases: Leases, lease: Lease) -> Iterator[Attempt]:
     figures = Figures(leases.database)
     times = _times(figures, lease)
     if lease.fence == 1 and times and times.started_at:
-        waited_s = _seconds(times.created_at, times.started_at)
+        waited_s = _seconds(times.queued_at, times.started_at)
         WAIT.labels(lease.request.device).observe(waited_s)
     attempt = Attempt()
     yield attempt

@@ -32,7 +32,7 @@ from api.routes.jobs import cancel_job, delete_job, get_job, list_jobs, retry_jo
 from api.routes.results import get_progress, list_trials, list_winners
 from api.routes.service import list_devices, list_models
 from api.state import ApiDep
-from tuner.errors import BadInput, NotRetriable
+from tuner.errors import BadInput, NotRetriable, UnknownJob
 from tuner.jobs.job import MAX_ATTEMPTS, JobState
 from tuner.problems.dtypes import Dtype
 from tuner.problems.results import Status
@@ -75,21 +75,23 @@ def show_jobs(
 
 @router.post("/chosen")
 def change_chosen(request: Request, form: Posted, caller: Submitter, api: ApiDep) -> Response:
-    """Cancel or retry the jobs that are ticked. Those that it does not fit are passed over."""
+    """Cancel or retry the jobs that are ticked. Those that it does not fit are passed over, and so
+    are those that are gone or were changed by somebody faster.
+    """
     query = f"?{request.url.query}" if request.url.query else ""
     ticked = list(filter(None, form.get("job", "").split(",")))
     ends = ticked and form.get("do") == "cancel"
     if ends and (asking := ask_first(request, form, f"jobs{query}")):
         return asking
     for job_id in ticked:
-        job = api.jobs.get(job_id).as_json()
-        if not _owns(caller, job):
-            continue
-        if form.get("do") == "cancel":
-            everyone = _for_everyone(caller, job)
-            cancel_job(job_id, Response(), caller, api, everyone=everyone)
-        elif form.get("do") == "retry" and _may_retry(job):
-            with contextlib.suppress(NotRetriable):  # somebody was faster
+        with contextlib.suppress(UnknownJob, NotRetriable):
+            job = api.jobs.get(job_id).as_json()
+            if not _owns(caller, job):
+                continue
+            if form.get("do") == "cancel":
+                everyone = _for_everyone(caller, job)
+                cancel_job(job_id, Response(), caller, api, everyone=everyone)
+            elif form.get("do") == "retry" and _may_retry(job):
                 retry_job(job_id, request, caller, api)
     return go(request, f"jobs{query}")
 

@@ -270,8 +270,7 @@ class Actor:
             earlier = update(table).where(table.c.id == job_id)
             with self._jobs.database.write() as connection:
                 now = self._jobs._now(connection)
-                connection.execute(earlier.values(created_at=now - timedelta(hours=2)))
-        self._leases.age()
+                connection.execute(earlier.values(available_at=now - timedelta(hours=2)))
 
     def _withdraw_results(self) -> None:
         ResultStore(self._jobs.database).withdraw(PROBLEM, ENVIRONMENT.device, ENVIRONMENT.engine)

@@ -30,12 +30,13 @@ class FakeStore:
         self.looks: list[int] = []  # how many jobs each look asked for
         self.reads: Counter[str] = Counter()
         self.away = False
+        self.deleted: set[str] = set()
 
     def counts(self, job_ids: Collection[str]) -> dict[str, int]:
         if self.away:
             raise StoreUnreachable
         self.looks.append(len(job_ids))
-        return {job_id: self.numbers[job_id] for job_id in job_ids}
+        return {one: self.numbers[one] for one in job_ids if one not in self.deleted}
 
     def events(self, job_id: str, after: int, limit: int) -> Sequence[JobEvent]:
         self.reads[job_id] += 1
@@ -156,6 +157,21 @@ def test_streams_end_when_the_store_does_not_answer_and_may_begin_again(store):
             store.away = False
             store.numbers["b"] = 1
             assert await follow(streams, "b", 1) == [1]
+            tasks.cancel_scope.cancel()
+
+    anyio.run(main)
+
+
+def test_the_stream_of_a_deleted_job_ends(store):
+    async def main() -> None:
+        streams = streams_of(store)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(streams.watch)
+            with streams.following("a") as job, streams.following("b"):
+                await looks(store, 2)
+                store.deleted.add("a")
+                with anyio.fail_after(30), pytest.raises(StoreUnreachable):
+                    await job.after(0)
             tasks.cancel_scope.cancel()
 
     anyio.run(main)

@@ -1,7 +1,5 @@
 """Attention through the queue: posted, run by a worker's own code, and shown by the API."""
 
-from datetime import date
-
 import pytest
 from api_server import serving
 
@@ -164,7 +162,7 @@ def test_a_watched_problem_is_judged_at_its_own_points(server, leases, settings)
         nights.add_watch(on_gpu.as_json(), on_gpu.key, "test")
 
         def standings() -> list[WatchState]:
-            judged = work_of(watch_list_of(settings, nights), store, date(2026, 11, 1)).watched
+            judged = work_of(watch_list_of(settings, nights), store).watched
             assert all(isinstance(one.request, JobRequest) for one in judged)
             return [one.standing for one in judged]
 

@@ -124,11 +124,12 @@ def test_workers_count_while_they_are_seen(leases, figures):
 @both_databases
 def test_the_last_nights(leases, figures):
     nights = NightStore(leases.database)
-    assert nights.begin("nightly", date(2026, 11, 20))
-    nights.finish("nightly", date(2026, 11, 20), {"submitted": ["a"], "errors": []})
+    began = nights.begin("nightly", date(2026, 11, 20))
+    assert began
+    nights.finish("nightly", date(2026, 11, 20), began, {"submitted": ["a"], "errors": []})
     first = figures.read().nights
     assert first.finished_at is not None
-    assert first.summary == {"submitted": ["a"], "errors": []}
+    assert (first.summary["submitted"], first.summary["errors"]) == (["a"], [])
     assert nights.begin("nightly", date(2026, 11, 21))  # and it was killed
     second = figures.read().nights
     assert second.started_at is not None and first.started_at is not None

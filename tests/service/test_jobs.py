@@ -376,7 +376,35 @@ class TestLeases:
         assert "killed" in expired.error
         assert expire(leases) == []
         assert claim(leases, "next").fence == 2
-        assert kinds(jobs, job_id) == ["submitted", "leased", "requeued", "leased"]
+        assert kinds(jobs, job_id) == ["submitted", "leased", "refused", "leased"]
+
+    def test_hosts_that_vanish_before_their_runs_begin_cost_no_attempt(self, jobs, leases, job_id):
+        for _ in range(MAX_ATTEMPTS + 1):
+            claim(leases, "preempted")
+            (expired,) = expire(leases)
+            assert (expired.state, expired.attempts) == (JobState.QUEUED, 0)
+        leased = leases.store(claim(leases))
+        leased.begin_run(KEY)
+        (expired,) = expire(leases)
+        assert expired.attempts == 1  # a child had begun
+
+    @pytest.mark.parametrize("end", ["cancelled", "fail", "retry", "lapse"])
+    def test_a_run_goes_on_no_longer_than_its_job(self, jobs, leases, store, clock, job_id, end):
+        lease = claim(leases)
+        leases.store(lease).begin_run(KEY)
+        assert runs(store) == [("running",)]
+        ends = {
+            "cancelled": lambda: (jobs.cancel(job_id), leases.cancelled(lease)),
+            "fail": lambda: leases.fail(lease, "no"),
+            "retry": lambda: leases.retry(lease, "no"),
+            "lapse": lambda: expire(leases),
+        }
+        ends[end]()
+        assert runs(store) == [("interrupted",)]
+        if end in ("retry", "lapse"):
+            clock.advance(timedelta(minutes=1))
+            finish(leases, claim(leases))
+            assert runs(store) == [("done",)]
 
     def test_a_killed_worker_s_trials_are_there_for_the_next(self, jobs, leases, store, clock):
         submit(jobs, REQUEST)
@@ -433,7 +461,7 @@ class TestLeases:
             with pytest.raises(StaleLease):
                 write()
         assert ResultStore(store).trials(run) == []
-        assert runs(store) == [("running",)]
+        assert runs(store) == [("interrupted",)]
         winner.finish_run(winner.begin_run(KEY), [], Totals())
         with pytest.raises(StaleLease):
             winner.finish_run(run, [], Totals())
@@ -475,6 +503,7 @@ class TestLeases:
             if attempt % 2:
                 state = leases.retry(lease, f"crash {attempt}")
             else:
+                leases.store(lease).begin_run(KEY)
                 (expired,) = expire(leases)
                 state = expired.state
             clock.advance(timedelta(minutes=10))
@@ -520,7 +549,7 @@ class TestLeases:
                 job.id for jobs_ in pool.map(lambda _: expire(leases), range(4)) for job in jobs_
             ]
         assert sorted(found) == sorted(posted)
-        assert all(kinds(jobs, job_id).count("requeued") == 1 for job_id in posted)
+        assert all(kinds(jobs, job_id).count("refused") == 1 for job_id in posted)
 
 
 @both_databases
@@ -661,16 +690,21 @@ class TestDeleting:
             jobs.delete(job_id)
         assert submit(jobs, REQUEST).created
 
-    def test_an_idempotency_key_of_a_deleted_job_is_free(self, jobs):
-        wanted = [(one, Priority.NORMAL) for one in seeded(2)]
+    @both_databases
+    def test_an_idempotency_key_of_deleted_jobs_is_free(self, jobs):
+        *some, other = seeded(3)
+        wanted = [(one, Priority.NORMAL) for one in some]
         batch = jobs.submit_all(wanted, idempotency_key="batch", body_hash="a")
-        submit(jobs, REQUEST, idempotency_key="other", body_hash="b")
+        submit(jobs, other, idempotency_key="other", body_hash="b")
         for answer in batch:
             jobs.cancel(answer.job.id)
+        jobs.delete(batch[0].job.id)
+        (left,) = jobs.submit_all(wanted, idempotency_key="batch", body_hash="a")
+        assert (left.replayed, left.job.id) == (True, batch[1].job.id)  # nothing is done twice
         jobs.delete(batch[1].job.id)
         again = jobs.submit_all(wanted, idempotency_key="batch", body_hash="a")
         assert [answer.created for answer in again] == [True, True]
-        assert submit(jobs, REQUEST, idempotency_key="other", body_hash="b").replayed
+        assert submit(jobs, other, idempotency_key="other", body_hash="b").replayed
 
 
 class TestAnnouncing:

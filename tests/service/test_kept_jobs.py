@@ -1,7 +1,5 @@
 """A predicted job of a layer for which the engine ships a file is done at once."""
 
-from datetime import date
-
 import pytest
 from api_server import serving
 from visitor import Visitor
@@ -60,5 +58,5 @@ def test_it_is_done_with_the_engine_s_entries_and_the_night_leaves_it(
     assert f"leave it: {KEPT}" in refused
     with Database.open(settings.database_url) as store:
         watch = Watch((SPEC,), ("H100",), engine=ENGINE, measure="predict")
-        (judged,) = work_of(WatchList((watch,)), store, date(2026, 11, 1)).watched
+        (judged,) = work_of(WatchList((watch,)), store).watched
     assert judged.standing is WatchState.TUNED

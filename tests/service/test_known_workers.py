@@ -98,6 +98,37 @@ class TestRows:
         workers.resume(name)
         assert leases.claim(ANY, L40S.id) is not None
 
+    @both_databases
+    def test_a_drained_worker_that_crashed_is_drained_when_it_is_back(self, workers, store, clock):
+        workers.beat(L40S)
+        submit(JobStore(store, clock), new_request(PROBLEM, "L40S", measure="predict"))
+        workers.drain("gpu-0@a")
+        again = replace(L40S, id="gpu-0@a:2:ff")
+        clock.advance(timedelta(seconds=3))
+        workers.beat(again)
+        assert Leases(store, clock).claim(ANY, again.id) is None
+        workers.resume("gpu-0@a")
+        assert Leases(store, clock).claim(ANY, again.id) is not None
+
+    @both_databases
+    def test_set_aside_outlives_a_crash_and_ends_with_a_restart(self, workers, clock):
+        workers.beat(L40S)
+        workers.set_aside(L40S.id, "no driver")
+        clock.advance(timedelta(seconds=3))
+        second, third = (replace(L40S, id=f"gpu-0@a:{n}:ff") for n in (2, 3))
+        assert workers.beat(second) is WorkerState.SET_ASIDE
+        assert workers.list()[-1].reason == "no driver"
+        workers.stopped(second.id)
+        clock.advance(timedelta(seconds=3))
+        assert workers.beat(third) is WorkerState.ACTIVE
+
+    @both_databases
+    def test_a_worker_that_dies_again_and_again_has_few_rows(self, workers, clock):
+        for start in range(100):
+            workers.beat(replace(L40S, id=f"gpu-0@a:{start}:ff"))
+            clock.advance(timedelta(seconds=2))
+        assert len(workers.list()) <= ALIVE.total_seconds() / 2 + 1
+
     def test_a_name_that_nobody_living_has_is_refused(self, workers, clock):
         workers.beat(L40S)
         with pytest.raises(BadInput, match=r"'gpu-1@a'; did you mean 'gpu-0@a'\?"):

@@ -61,10 +61,10 @@ def test_workers_and_nights(server, store_url):
         add_worker(leases, 2, state="set_aside", engines=["sglang==0.5.12", "sglang==0.5.16"])
         add_worker(leases, 3, device="", state="a state of a newer version")
         nights = NightStore(leases.database)
-        nights.begin("nightly", date(2026, 11, 20))
+        began = nights.begin("nightly", date(2026, 11, 20))
         failed = [{"what": "nope", "why": "unknown"}]
         summary = {"errors": failed, "not_submitted": failed, "submitted": ["a", "b", "c"]}
-        nights.finish("nightly", date(2026, 11, 20), summary)
+        nights.finish("nightly", date(2026, 11, 20), began, summary)
     seen = scrape(server)
     states = {
         state: seen.value("tuner_workers", device=L40S, state=state)

@@ -20,7 +20,7 @@ from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.jobs.job import JobFilter, JobState
 from tuner.jobs.queue import JobQuery
-from tuner.jobs.workers import _engine_version_here
+from tuner.jobs.workers import WorkerInfo, _engine_version_here
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import (
@@ -40,6 +40,7 @@ from tuner.store.lookups import Lookups
 from tuner.store.nights import GIVEN_UP, NightStore
 from tuner.store.results import ResultStore
 from tuner.store.tables import problems as table
+from tuner.store.workers import WorkerStore
 from workers.coverage import WatchState, _kernels, stored_rows, watch_statuses, watched_rows
 from workers.nightly import (
     SCHEDULE,
@@ -94,7 +95,8 @@ def engine_here(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNER_ENGINE_PATH", str(tmp_path / "engines"))
     _kernels.cache_clear()
     _engine_version_here.cache_clear()
-    return copy
+    yield copy
+    _engine_version_here.cache_clear()
 
 
 def tuned(
@@ -118,9 +120,14 @@ def tuned(
     results.finish_run(results.begin_run(key), entries, Totals())
 
 
+def worker_with(*engines: str) -> WorkerInfo:
+    """A worker with an L40S."""
+    return WorkerInfo("w-1", "L40S-0@a", "a", "GPU-1", "NVIDIA_L40S", None, engines, {})
+
+
 def standings(settings: Settings, store: Database) -> list[WatchState]:
     watch_list = watch_list_of(settings, NightStore(store))
-    return [one.standing for one in work_of(watch_list, store, DAY).watched]
+    return [one.standing for one in work_of(watch_list, store).watched]
 
 
 def rows_of(store: Database) -> list[dict[str, Any]]:
@@ -145,7 +152,7 @@ class TestWorkOf:
         tuned(store, PROBLEMS[1], replace(ENVIRONMENT, **{field: "new"}))
         assert standings(settings, store) == [WatchState.STALE, WatchState.TUNED]
         watch_list = watch_list_of(settings, NightStore(store))
-        assert field in work_of(watch_list, store, DAY).watched[0].why
+        assert field in work_of(watch_list, store).watched[0].why
 
     def test_another_family_s_kernels_make_nothing_stale(self, settings, store):
         tuned(store, PROBLEMS[0])
@@ -223,7 +230,7 @@ class TestWorkOf:
         bad = Watch((PROBLEMS[0].spec(),), ("L40S",), batch_sizes=(1,), engine="sglang==7.7.7")
         unknown = replace(bad, engine="sglong")
         watch_list = WatchList((bad, unknown, replace(WATCH, models=(PROBLEMS[1].spec(),))))
-        todo = work_of(watch_list, store, DAY)
+        todo = work_of(watch_list, store)
         assert [one.problem for one in todo.requests()] == [PROBLEMS[1]]
         name = f"{PROBLEMS[0].spec()} TP 1 EP 1 on L40S"
         reasons = dict(todo.errors)
@@ -249,7 +256,7 @@ class TestWorkOf:
             (PROBLEMS[1].spec(), "9.9.8"): "stale",
             (PROBLEMS[1].spec(), "9.9.16"): "tuned",
         }
-        judged = work_of(WatchList((replace(WATCH, engine="sglang"),)), store, DAY).watched
+        judged = work_of(WatchList((replace(WATCH, engine="sglang"),)), store).watched
         assert [(one.standing, one.why) for one in judged] == [
             (WatchState.STALE, "engine_version 9.9.8 is now 9.9.16"),
             (WatchState.TUNED, ""),
@@ -260,7 +267,7 @@ class TestWorkOf:
         tuned(store, PROBLEMS[0])
         tuned(store, PROBLEMS[0], newer)
         tuned(store, PROBLEMS[1], newer)
-        judged = work_of(WatchList((WATCH,)), store, DAY).watched
+        judged = work_of(WatchList((WATCH,)), store).watched
         assert [(one.standing, one.why) for one in judged] == [
             (WatchState.TUNED, ""),
             (WatchState.STALE, "engine_version 9.9.16 is now 9.9.9"),
@@ -273,7 +280,7 @@ class TestWorkOf:
         rows = rows_of(store)
         assert [row["standing"] for row in rows] == ["stale", "tuned"]
         watch = replace(WATCH, engine="sglang", measure="predict")
-        judged = work_of(WatchList((watch,)), store, DAY).watched
+        judged = work_of(WatchList((watch,)), store).watched
         assert [one.standing.value for one in judged] == ["stale", "tuned"]
 
     @both_databases
@@ -284,19 +291,56 @@ class TestWorkOf:
         tuned(store, PROBLEMS[1], predicted, status=Status.INCUMBENT)
         for measure, wanted in (("predict", "tuned"), ("gpu", "missing")):
             watch = replace(WATCH, measure=measure)
-            judged = work_of(WatchList((watch,)), store, DAY).watched
+            judged = work_of(WatchList((watch,)), store).watched
             assert [one.standing.value for one in judged] == [wanted, "missing"]
         newer = replace(predicted, kernel_hash="cd" * 32)
         tuned(store, PROBLEMS[1], newer, status=Status.INCUMBENT, compiled=False)
-        judged = work_of(WatchList((replace(WATCH, measure="predict"),)), store, DAY).watched
+        judged = work_of(WatchList((replace(WATCH, measure="predict"),)), store).watched
         assert [one.standing.value for one in judged] == ["stale", "tuned"]
 
     def test_the_oldest_is_measured_again_as_a_run_of_its_own(self, settings, store):
         tuned(store, PROBLEMS[1])
         tuned(store, PROBLEMS[0])
         watch_list = watch_list_of(settings, NightStore(store))
-        (again,) = work_of(watch_list, store, DAY).revalidate
-        assert (again.problem, again.seed) == (PROBLEMS[1], DAY.toordinal())
+        (again,) = work_of(watch_list, store).revalidate
+        assert again.problem == PROBLEMS[1]
+        tuned(store, PROBLEMS[1], seed=again.seed)
+        (next_one,) = work_of(watch_list, store).revalidate
+        assert (next_one.problem, again.seed > 0) == (PROBLEMS[0], True)
+
+    @both_databases
+    def test_a_queued_revalidation_keeps_its_place_until_it_is_done(self, settings, store):
+        """A device without a worker: nothing piles up."""
+        for problem in PROBLEMS:
+            tuned(store, problem)
+        for days in range(5):
+            run_nightly(settings, today=DAY + timedelta(days=days))
+        (queued,) = JobStore(store).list()
+        assert queued.request.problem == PROBLEMS[0]
+
+    @both_databases
+    def test_a_revalidation_that_fails_holds_up_no_other(self, settings, store):
+        for problem in PROBLEMS:
+            tuned(store, problem)
+        leases, tried = Leases(store), []
+        for days in range(4):
+            run_nightly(settings, today=DAY + timedelta(days=days))
+            lease = leases.claim([JobFilter(needs_gpu=True)], "w-1")
+            tried.append(PROBLEMS.index(lease.request.problem))
+            leases.fail(lease, "nothing fits")
+        assert tried == [0, 1, 0, 1]
+
+    @both_databases
+    def test_results_are_judged_by_the_version_that_a_job_gets(self, settings, store, engine_here):
+        """The night's machine has 7.7.7, the only worker 7.7.6."""
+        watch_list = WatchList((replace(WATCH, engine="sglang"),), revalidate=0)
+        WorkerStore(store).beat(worker_with("sglang==7.7.6"))
+        assert {one.engine for one in work_of(watch_list, store).requests()} == {"sglang==7.7.6"}
+        for problem in PROBLEMS:
+            tuned(store, problem, replace(ENVIRONMENT, engine_version="7.7.6"))
+        assert work_of(watch_list, store).requests() == []
+        rows = watched_rows(watch_list, None, 0, 9, Lookups(store))
+        assert [row["standing"] for row in rows] == ["tuned", "tuned"]
 
     def test_watches_of_the_api_count(self, settings, store):
         more = replace(WATCH, devices=("H200",))
@@ -341,12 +385,14 @@ class TestRound:
         assert sorted(job.id for job in queued) == sorted(first["submitted"])
         assert {job.client for job in queued} == {SCHEDULE}
         nights = NightStore(store)
-        assert [night.summary for night in nights.nights()] == [first]
+        (recorded,) = [night.summary for night in nights.nights()]
+        (done,) = recorded["rounds"]
+        assert recorded == {**first, "rounds": [done]}
         assert "it was done at" in run_nightly(settings, today=DAY)["skipped"]
-        assert [night.summary for night in nights.nights()] == [first]
+        assert [night.summary for night in nights.nights()] == [recorded]
         next_night = run_nightly(settings, today=DAY + timedelta(days=1))
-        missing = [job.id for job in queued if job.request.problem == PROBLEMS[1]]
-        assert next_night["waiting"] == missing  # still queued: not queued again
+        # Still queued: not queued again.
+        assert (next_night["submitted"], next_night["waiting"]) == ([], first["submitted"])
 
     def test_what_came_of_a_night_is_told_by_job(self, settings, store):
         tuned(store, PROBLEMS[0], gain=1.5)
@@ -387,12 +433,13 @@ class TestRound:
     def test_a_round_that_was_killed_is_taken_over(self, store):
         began = utc_now()
         first = NightStore(store, lambda: began)
-        assert first.begin(SCHEDULE, DAY)
+        assert first.begin(SCHEDULE, DAY) == began
         assert not first.begin(SCHEDULE, DAY)
         late = NightStore(store, lambda: began + GIVEN_UP + timedelta(seconds=1))
-        assert late.begin(SCHEDULE, DAY)
+        taken = late.begin(SCHEDULE, DAY)
+        assert taken
         assert not late.begin(SCHEDULE, DAY)
-        late.finish(SCHEDULE, DAY, {"watched": 0})
+        late.finish(SCHEDULE, DAY, taken, {"watched": 0})
         much_later = NightStore(store, lambda: began + 10 * GIVEN_UP)
         assert not much_later.begin(SCHEDULE, DAY)
 
@@ -403,18 +450,74 @@ class TestRound:
         again = run_nightly(settings, today=DAY, force=True)
         assert (len(again["submitted"]), again["waiting"]) == (1, first["submitted"][1:])
         (night,) = NightStore(store).nights()
-        assert night.summary == again
+        assert night.summary["submitted"] == [*first["submitted"], *again["submitted"]]
+        assert night.summary["missing"] == [*first["missing"], again["missing"][0]]
+        assert (night.summary["waiting"], len(night.summary["rounds"])) == ([], 2)
         assert "skipped" in run_nightly(settings, today=DAY)
 
     @both_databases
     def test_a_round_that_is_being_done_is_not_forced(self, settings, store):
-        assert NightStore(store).begin(SCHEDULE, DAY)
+        began = NightStore(store).begin(SCHEDULE, DAY)
+        assert began
         skipped = run_nightly(settings, today=DAY, force=True)["skipped"]
         assert skipped == "another process is doing it"
-        NightStore(store).finish(SCHEDULE, DAY, {})
+        NightStore(store).finish(SCHEDULE, DAY, began, {})
         with ThreadPoolExecutor(3) as pool:
             forced = lambda _: NightStore(store).begin(SCHEDULE, DAY, again=True)  # noqa: E731
-            assert sorted(pool.map(forced, range(3))) == [False, False, True]
+            assert sorted(map(bool, pool.map(forced, range(3)))) == [False, False, True]
+
+    @both_databases
+    def test_two_rounds_at_once_both_stay_in_the_record(self, store):
+        """A round that was taken for killed comes to its end before the one that took it over."""
+        began = utc_now()
+        slow = NightStore(store, lambda: began)
+        other = NightStore(store, lambda: began + GIVEN_UP + timedelta(seconds=1))
+        first = slow.begin(SCHEDULE, DAY)
+        second = other.begin(SCHEDULE, DAY)
+        assert first
+        assert second
+        slow.finish(SCHEDULE, DAY, first, {"submitted": ["a"], "waiting": []})
+        (night,) = other.nights()
+        assert night.finished_at is None
+        other.finish(SCHEDULE, DAY, second, {"submitted": ["b"], "waiting": ["a"]})
+        (night,) = other.nights()
+        assert night.finished_at
+        assert (night.summary["submitted"], night.summary["waiting"]) == (["a", "b"], [])
+
+    @both_databases
+    def test_a_forced_round_that_fails_leaves_the_record(self, settings, store, monkeypatch):
+        first = run_nightly(settings, today=DAY)
+        with monkeypatch.context() as broken:
+
+            def fail(*_: object) -> None:
+                raise RuntimeError("the disk is on fire")
+
+            broken.setattr("workers.nightly.work_of", fail)
+            with pytest.raises(RuntimeError):
+                run_nightly(settings, today=DAY, force=True)
+            with pytest.raises(RuntimeError):
+                run_nightly(settings, today=DAY + timedelta(days=1))
+        nights = NightStore(store)
+        record = nights.night(SCHEDULE, DAY).summary
+        assert record["submitted"] == first["submitted"]
+        assert errors_of(record) == [{"what": "the round failed", "why": "the disk is on fire"}]
+        assert [one["error"] for one in record["rounds"]] == ["", "RuntimeError"]
+        assert "it was done at" in run_nightly(settings, today=DAY)["skipped"]
+        mended = run_nightly(settings, today=DAY + timedelta(days=1))  # that one was not done
+        assert mended["waiting"] == first["submitted"]
+        assert errors_of(nights.last().summary) == []
+
+    @both_databases
+    def test_the_same_watches_hold_whichever_process_is_first(self, settings, store):
+        without = replace(settings, nightly=None)
+        added = replace(WATCH, devices=("H200",))
+        NightStore(store).add_watch(added.as_json(), added.key, "team")
+        assert run_nightly(without, today=DAY)["watched"] == 2
+        assert run_nightly(settings, today=DAY)["watched"] == 4
+        for one in (without, settings):
+            assert "it was done at" in run_nightly(one, today=DAY)["skipped"]
+        (night,) = NightStore(store).nights()
+        assert len(night.summary["submitted"]) == len(JobStore(store).list()) == 4
 
     def test_a_night_without_watches_leaves_the_date_open(self, settings, store):
         empty = replace(settings, nightly=None)

@@ -78,8 +78,8 @@ def shown(postgres, redis_url, tmp_path_factory):
         server.call("POST", "/v1/jobs", {**JOB, "device": "nothing"})
         server.call("GET", "/healthz")
         add_worker(leases, 1)
-        nights.begin("nightly", date(2026, 11, 20))
-        nights.finish("nightly", date(2026, 11, 20), {})
+        began = nights.begin("nightly", date(2026, 11, 20))
+        nights.finish("nightly", date(2026, 11, 20), began, {})
         wait_for(lambda: jobs.get(done).state.finished)
 
         def worker() -> Scrape | None:

@@ -117,3 +117,26 @@ def test_chosen_jobs_are_cancelled_and_tried_again_together(server, visitor):
     assert change("cancel") == ["cancelled", "cancelled", "queued"]
     assert change("cancel") == ["cancelled", "cancelled", "queued"]
     assert change("retry") == ["queued"] * 3
+
+
+def test_a_chosen_job_that_is_gone_holds_up_no_other(server, visitor):
+    ids = [server.submit(seed=seed)["id"] for seed in range(3)]
+    for one in ids:
+        server.call("POST", f"/v1/jobs/{one}/cancel")
+    server.call("DELETE", f"/v1/jobs/{ids[1]}")
+    answer = visitor.post("/jobs/chosen", {"do": "retry", "job": ",".join(ids)})
+    assert answer.status == 303
+    states = [server.call("GET", f"/v1/jobs/{one}").json["state"] for one in (ids[0], ids[2])]
+    assert states == ["queued", "queued"]
+
+
+def test_the_store_s_clock_says_which_job_is_stalled(server, url):
+    """This machine's clock may be ahead of PostgreSQL's."""
+    job_id = server.submit(engine="sglang==0.5.16")["id"]
+    begin(server, url, timedelta(seconds=5))
+    ahead = datetime.now(timezone.utc) + timedelta(seconds=30)
+    for shown, stalled in ((ahead, True), (ahead - timedelta(seconds=30), False)):
+        workers = WorkerStore(server.app.state.api.store, lambda now=shown: now)
+        server.app.state.api.fleet = Fleet(workers)
+        found = server.call("GET", f"/v1/jobs/{job_id}").json["stalled"]
+        assert (found is not None) is stalled

@@ -6,17 +6,22 @@ from datetime import timedelta
 import pytest
 from cases import new_request, submit
 from databases import both_databases
-from store_writer import KEY, PROBLEM
+from store_writer import KEY, POINTS, PROBLEM, batch
 
 from tuner.errors import IdempotencyConflict
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.jobs.job import JobFilter, JobRequest, JobState, Priority
-from tuner.problems.results import Totals
+from tuner.problems.points import Config
+from tuner.problems.results import Compiled, Entry, Status, Totals
+from tuner.store.database import utc_now
 from tuner.store.jobs import JobStore
 from tuner.store.leases import AGED, LONGEST_DELAY, Leases
+from tuner.store.results import ResultStore
+from tuner.store.workers import Figures
 
 REQUEST = new_request(PROBLEM, "L40S", measure="predict", selection=MoeSelection((2, 16)))
 ANY = [JobFilter(needs_gpu=False)]
+ENTRY = Entry(POINTS[0], Config({}), Status.OK, 9.0, Compiled(Status.OK), {}, "")
 
 
 def post(jobs: JobStore, clients: str, first_seed: int = 0, **more: object) -> list[str]:
@@ -54,11 +59,51 @@ class TestTurns:
     ):
         post(jobs, "a")
         clock.advance(AGED)
-        assert leases.age() == 0
-        clock.advance(timedelta(seconds=1))
-        assert leases.age() == 1
         post(jobs, "bbb", first_seed=10, priority=Priority.URGENT)
+        first = leases.claim(ANY, "worker")
+        assert jobs.get(first.job_id).client == "b"
+        leases.release(first)
+        clock.advance(timedelta(seconds=1))
         assert served(jobs, leases).index("a") < 2
+
+    def test_a_backlog_that_waited_for_an_hour_delays_another_client_by_one_job(
+        self, jobs, leases, clock
+    ):
+        post(jobs, "a" * 20)
+        clock.advance(AGED + timedelta(minutes=1))
+        post(jobs, "b", first_seed=100)
+        assert served(jobs, leases).index("b") < 2
+
+    def test_urgent_jobs_and_old_ones_hold_up_no_client_s_turn(self, jobs, leases, clock):
+        post(jobs, "aaa")
+        clock.advance(AGED + timedelta(minutes=1))
+        post(jobs, "uuu", first_seed=100, priority=Priority.URGENT)
+        post(jobs, "b", first_seed=200)
+        assert served(jobs, leases).index("b") < 3
+
+    def test_a_job_that_is_queued_again_has_not_waited_since_it_was_posted(
+        self, jobs, leases, clock
+    ):
+        (old,) = post(jobs, "a")
+        jobs.cancel(old)
+        clock.advance(timedelta(days=7))
+        jobs.retry(old, "a")
+        post(jobs, "bb", first_seed=10, priority=Priority.URGENT)
+        lease = leases.claim(ANY, "worker")
+        assert jobs.get(lease.job_id).client == "b"
+        leases.release(lease)
+        assert served(jobs, leases) == "bba"
+
+    def test_figures_say_since_when_a_job_is_queued_again(self, jobs, leases, clock):
+        clock.now = utc_now() - timedelta(days=7)
+        (old,) = post(jobs, "a")
+        jobs.cancel(old)
+        clock.advance(timedelta(days=7))
+        jobs.retry(old, "a")
+        figures = Figures(jobs.database)
+        assert figures.read().queues[0].oldest_s < 3600
+        times = figures.job_times(leases.claim(ANY, "worker"))
+        assert times.queued_at == times.started_at == clock.now
 
     def test_what_one_worker_cannot_do_gives_others_their_turn(self, jobs, leases):
         submit(jobs, replace(REQUEST, engine="sglang==0.5.12"), client="a")
@@ -124,6 +169,46 @@ class TestSharedJobs:
         assert submit(jobs, REQUEST, client="a").job.clients == ("b", "a")
 
 
+@both_databases
+class TestWithdrawnResults:
+    def done(self, leases: Leases) -> int:
+        """Run the next job with one trial, and return its run's id."""
+        lease = leases.claim(ANY, "worker")
+        store = leases.store(lease)
+        run = store.begin_run(KEY)
+        if not store.trials(run):
+            store.add_trials(run, batch(0)[:1])
+        store.finish_run(run, [ENTRY], Totals())
+        return run.id
+
+    def test_what_was_withdrawn_is_measured_anew(self, jobs, leases, store):
+        first = submit(jobs, REQUEST).job.id
+        run = self.done(leases)
+        results = ResultStore(store)
+        assert submit(jobs, REQUEST).job.id == first
+        assert results.withdraw(PROBLEM, "NVIDIA_L40S", "sglang") == 1
+        again = submit(jobs, REQUEST)
+        assert again.created
+        assert jobs.get(first).state is JobState.DONE
+        lease = leases.claim(ANY, "worker")
+        renewed = leases.store(lease).begin_run(KEY)
+        assert renewed.id != run
+        assert leases.store(lease).trials(renewed) == []
+        assert len(results.trials(replace(renewed, id=run))) == 1  # what was tried stays
+        leases.release(lease)
+        assert self.done(leases) == renewed.id
+        assert submit(jobs, REQUEST).job.id == again.job.id
+
+    def test_a_run_under_way_publishes_what_it_finds(self, jobs, leases, store):
+        submit(jobs, REQUEST)
+        lease = leases.claim(ANY, "worker")
+        leased = leases.store(lease)
+        run = leased.begin_run(KEY)
+        assert ResultStore(store).withdraw(PROBLEM, "NVIDIA_L40S", "sglang") == 0
+        leased.finish_run(run, [ENTRY], Totals())
+        assert len(ResultStore(store).winners_of(run.id)) == 1
+
+
 class TestBatches:
     def wanted(self, *seeds: int) -> list[tuple[JobRequest, Priority]]:
         return [(replace(REQUEST, seed=seed), Priority.NORMAL) for seed in seeds]
@@ -137,6 +222,14 @@ class TestBatches:
         for answer in answers:
             assert jobs.get(answer.job.id) == answer.job
             assert [event.kind for event in jobs.events(answer.job.id)] == ["submitted"]
+
+    @both_databases
+    def test_it_is_listed_and_done_in_its_order(self, jobs, leases):
+        seeds = [5, 3, 8, 1, 9, 2, 7, 0, 6, 4]
+        jobs.submit_all(self.wanted(*seeds), client="a")
+        assert [job.request.seed for job in reversed(jobs.list())] == seeds
+        taken = iter(lambda: leases.claim(ANY, "worker"), None)
+        assert [lease.request.seed for lease in taken] == seeds
 
     def test_urgency_and_what_nobody_can_do_are_told_for_each(self, jobs):
         plain, urgent = jobs.submit_all(

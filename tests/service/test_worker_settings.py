@@ -4,6 +4,8 @@ import logging
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pynvml
@@ -26,6 +28,7 @@ from workers.machine import (
     name_of,
     worker_environ,
 )
+from workers.nightly import due_night
 from workers.queue import queue_name, queue_names
 from workers.settings import Settings, read_settings
 
@@ -53,13 +56,21 @@ def test_values_come_from_variables_or_files(tmp_path):
     assert (settings.metrics_port, settings.metrics_host) == (9465, "0.0.0.0")  # noqa: S104
 
 
-def test_the_night_is_asked_for_every_hour_from_its_own_on():
+def test_a_night_is_the_one_whose_hour_has_come_however_late_it_is_done():
+    at = lambda *of_day: datetime(2026, 11, *of_day, tzinfo=timezone.utc)  # noqa: E731
+    settings = Settings("sqlite://", nightly_hour=23)
+    due = [due_night(settings, at(*one)).day for one in ((27, 22, 59), (27, 23), (28, 0, 10))]
+    assert due == [26, 27, 27]
+    assert due_night(replace(settings, nightly_hour=0), at(28, 0)).day == 28
+
+
+def test_the_night_is_asked_for_every_hour():
     code = "import workers.app as w; print(w.app.conf.beat_schedule['nightly']['schedule'].hour)"
     environ = {**os.environ, "TUNER_BROKER_URL": "redis://here", "TUNER_NIGHTLY_HOUR": "21"}
     run = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
     )
-    assert run.stdout == "{21, 22, 23}\n"
+    assert run.stdout == f"{set(range(24))}\n"
 
 
 def test_nothing_set_is_a_local_store_without_a_broker():

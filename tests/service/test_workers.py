@@ -40,6 +40,7 @@ from tuner.store.leases import Leases
 from tuner.store.tables import idempotency_keys
 from tuner.store.tables import jobs as job_table
 from tuner.store.workers import WorkerStore
+from workers.broker import CONTROL_QUEUE, NIGHTLY, make_app
 from workers.machine import LocalGpu, Registration, describe
 from workers.queue import Announcer
 from workers.settings import Settings, read_settings
@@ -169,6 +170,18 @@ class TestOneWorker:
         loaded = Path(f"/proc/{at_work.process.pid}/maps").read_text()
         assert "libtorch" not in loaded
         assert "libtriton" not in loaded
+
+    def test_a_night_is_done_while_a_job_is_under_way(self, at_work, stuck):
+        board = at_work.board
+        job_id = board.post(stuck)
+        end = wait_for(lambda: opened(stuck))
+        board.announcer.announce(board.jobs.get(job_id))
+        make_app(board.settings).send_task(NIGHTLY, queue=CONTROL_QUEUE)
+        wait_for(lambda: "nothing is watched" in at_work.log.read_text())
+        assert board.held(job_id)
+        board.jobs.cancel(job_id)
+        assert board.finished(job_id).state is JobState.CANCELLED
+        os.close(end)
 
     def test_work_that_cannot_be_done_fails_with_its_reason(self, at_work):
         lacking = replay(recording=RECORDINGS / "none.csv.gz")

@@ -276,7 +276,7 @@ class Reasons:
     """Says of jobs why they do not go on, by the workers that are known and the time of day."""
 
     def __init__(self, workers: Sequence[WorkerStatus], now: datetime) -> None:
-        self._workers, self._now = workers, now
+        self.workers, self.now = workers, now
         self._unmet: dict[JobRequirements, str] = {}  # a list of jobs has few needs
 
     def stalled(self, job: Job) -> Stalled | None:
@@ -284,10 +284,10 @@ class Reasons:
         if job.state not in HELD or job.lease_expires_at is None:
             return None
         heartbeat = job.lease_expires_at - LEASE
-        if self._now - heartbeat < SILENT:
+        if self.now - heartbeat < SILENT:
             return None
-        owner = next((one.info.name for one in self._workers if one.info.id == job.owner), "")
-        others = [one for one in self._workers if one.info.id != job.owner]
+        owner = next((one.info.name for one in self.workers if one.info.id == job.owner), "")
+        others = [one for one in self.workers if one.info.id != job.owner]
         need = JobRequirements.of(job.request)
         another = any(one.takes_jobs and need.met_by(one.info) for one in others)
         found = Stalled(
@@ -305,7 +305,7 @@ class Reasons:
             return f"this release cannot read its request: {job.request.why}"
         if unmet := self.unmet(job.request):
             return unmet
-        if job.available_at > self._now:
+        if job.available_at > self.now:
             after = f" after: {job.error}" if job.error else ""
             return f"it is tried again at {self._clock(job.available_at)}{after}"
         return ""
@@ -314,7 +314,7 @@ class Reasons:
         """Why no living worker can do a job; "" if one can."""
         need = JobRequirements.of(request)
         if need not in self._unmet:
-            self._unmet[need] = need.unmet(self._workers, self._now)
+            self._unmet[need] = need.unmet(self.workers, self.now)
         return self._unmet[need]
 
     def as_json(self, job: Job) -> Mapping[str, Any]:
@@ -327,7 +327,7 @@ class Reasons:
             f"{found.worker} has sent no heartbeat since {self._clock(found.heartbeat_at)}, "
             f"and the job's last step was at {self._clock(found.last_step_at)}"
         )
-        ended = found.lease_ends_at <= self._now
+        ended = found.lease_ends_at <= self.now
         lease = f"its lease {'ended' if ended else 'ends'} at {self._clock(found.lease_ends_at)}"
         if not found.another:
             return f"{silent}; {lease}, and no other living worker can take the job"
@@ -335,5 +335,5 @@ class Reasons:
         return f"{silent}; {lease}, {then}"
 
     def _clock(self, at: datetime) -> str:
-        form = "%H:%M:%S UTC" if at.date() == self._now.date() else "%Y-%m-%d %H:%M:%S UTC"
+        form = "%H:%M:%S UTC" if at.date() == self.now.date() else "%Y-%m-%d %H:%M:%S UTC"
         return at.strftime(form)

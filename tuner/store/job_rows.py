@@ -22,20 +22,19 @@ from tuner.jobs.job import (
     Lease,
     Priority,
     UnreadableRequest,
-    new_job_id,
     read_if_possible,
 )
+from tuner.problems.results import RunState
 from tuner.store.database import transaction_lock
 from tuner.store.rows import storable
-from tuner.store.tables import IS_QUEUED, job_events, jobs
+from tuner.store.tables import IS_QUEUED, job_events, jobs, runs
 
 
 def new_job_row(
     request: JobRequest, priority: Priority, client: str, now: datetime
 ) -> dict[str, Any]:
-    """The row of a queued job without events."""
+    """The row of a queued job without an id and events."""
     return {
-        "id": new_job_id(),
         "request": request.as_json(),
         "request_key": request.key,
         "device": request.device,
@@ -132,11 +131,19 @@ def append_event(
 def move(
     connection: Connection, job_id: str, state: JobState, now: datetime, **values: object
 ) -> None:
-    """Give a job its next state, without an event. The transaction must have locked its row."""
+    """Give a job its next state, without an event. The transaction must have locked its row.
+
+    The job's run is interrupted, unless the job goes on with it or its child said how it ended.
+    """
     changes: dict[str, Any] = {"state": state.value, "updated_at": now, **values}
     if state.finished:
         changes.update(finished_at=now, lease_expires_at=None)
     update_job(connection, job_id, **changes)
+    if state not in HELD:
+        mine = select(jobs.c.run_id).where(jobs.c.id == job_id).scalar_subquery()
+        going_on = runs.c.id == mine, runs.c.state == RunState.RUNNING.value
+        stopped = update(runs).where(*going_on)
+        connection.execute(stopped.values(state=RunState.INTERRUPTED.value, updated_at=now))
 
 
 def update_job(connection: Connection, job_id: str, **values: object) -> None:
@@ -229,7 +236,14 @@ def held_of(row: RowMapping) -> HeldJob:
     )
 
 
-def refuse(connection: Connection, row: RowMapping, now: datetime, reason: str) -> None:
+def refuse(
+    connection: Connection,
+    row: RowMapping,
+    now: datetime,
+    reason: str,
+    delay: timedelta = RETRY_DELAY,
+) -> None:
+    """Give a job back that was not begun; further ones than `REFUSALS` count as attempts."""
     mine, kind = job_events.c.job_id == row["id"], job_events.c.kind
     retried = select(func.max(job_events.c.seq)).where(mine, kind == "retried").scalar_subquery()
     since = job_events.c.seq > func.coalesce(retried, 0)
@@ -238,7 +252,7 @@ def refuse(connection: Connection, row: RowMapping, now: datetime, reason: str) 
     capped = count >= REFUSALS
     if not capped:
         update_job(connection, row["id"], attempts=row["attempts"] - 1)
-    give_back(connection, row, now, reason, RETRY_DELAY, kind="refused", capped=capped)
+    give_back(connection, row, now, reason, delay, kind="refused", capped=capped)
 
 
 def give_back(

@@ -20,6 +20,7 @@ from sqlalchemy import (
     select,
     tuple_,
     union_all,
+    update,
 )
 from sqlalchemy.exc import IntegrityError
 
@@ -39,9 +40,9 @@ from tuner.jobs.job import (
     Submitted,
 )
 from tuner.jobs.queue import ALL_JOBS, JobQuery
-from tuner.jobs.workers import Reasons, WorkerStatus
+from tuner.jobs.workers import WorkerStatus
 from tuner.store.api_key import LOCAL
-from tuner.store.database import Database, Queries, utc_now
+from tuner.store.database import Database, Queries
 from tuner.store.job_rows import (
     append_event,
     get_job,
@@ -237,9 +238,10 @@ class JobStore(Queries):
             return get_job(connection, job_id)
 
     def delete(self, job_id: str) -> Job:
-        """Delete the job, its events, and the idempotency keys that were answered with it.
+        """Delete the job, its events, and the idempotency keys that were answered with it alone.
 
-        Its run stays, with all that was tried and published. Returns the job as it was. Raises
+        A key of a batch stays until the last of its jobs is deleted. The job's run stays, with all
+        that was tried and published. Returns the job as it was. Raises
         UnknownJob, and JobUnfinished for a job that has not ended.
         """
         with self._write() as connection:
@@ -251,7 +253,13 @@ class JobStore(Queries):
                 )
             of_batch = cast(idempotency_keys.c.job_ids, Text).contains(job_id)
             answered = (idempotency_keys.c.job_id == job_id) | of_batch
-            connection.execute(delete(idempotency_keys).where(answered))
+            for key in connection.execute(select(idempotency_keys).where(answered)).all():
+                mine = idempotency_keys.c.client == key.client, idempotency_keys.c.key == key.key
+                if rest := [one for one in key.job_ids or () if one != job_id]:
+                    values = {"job_id": rest[0], "job_ids": rest}
+                    connection.execute(update(idempotency_keys).where(*mine).values(values))
+                else:
+                    connection.execute(delete(idempotency_keys).where(*mine))
             connection.execute(delete(job_events).where(job_events.c.job_id == job_id))
             connection.execute(delete(jobs).where(jobs.c.id == job_id))
         return job
@@ -342,7 +350,7 @@ class LocalQueue(Queries):
         self, requests: Sequence[JobRequest], *, priority: Priority
     ) -> Sequence[Submitted]:
         """Queue jobs, or find the ones that answer the requests: all or none."""
-        estimates, reasons = Estimates(self.database), Reasons(self.workers(), utc_now())
+        estimates, reasons = Estimates(self.database), self._workers.reasons()
         wanted = [(request, priority) for request in requests]
         answers = self._jobs.submit_all(wanted, unmet=reasons.unmet, client=LOCAL)
         return [replace(one, estimated_gpu_s=estimates.of(one.job)) for one in answers]
@@ -357,12 +365,12 @@ class LocalQueue(Queries):
 
     def waiting(self, job: Job) -> str:
         """Why a job does not go on; "" if nothing is known to hinder it."""
-        return Reasons(self.workers(), utc_now()).why(job)
+        return self._workers.reasons().why(job)
 
     def list_waiting(
         self, query: JobQuery = ALL_JOBS, *, limit: int = 50
     ) -> Sequence[tuple[Job, str]]:
         """List jobs, each with the reason why it does not go on."""
         found = self.list(query, limit=limit)
-        reasons = Reasons(self.workers(), utc_now())
+        reasons = self._workers.reasons()
         return [(job, reasons.why(job)) for job in found]

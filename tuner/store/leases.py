@@ -20,7 +20,6 @@ from sqlalchemy import (
     or_,
     select,
     tuple_,
-    update,
 )
 
 from tuner.errors import RunAlreadyActive
@@ -63,7 +62,6 @@ from tuner.store.workers import may_claim, set_worker_aside
 # No job is told to wait for longer. A job that seems to was told so before the clock went back.
 LONGEST_DELAY = timedelta(minutes=5)
 AGED = timedelta(hours=1)
-_AGED_AT_ONCE = 1000  # rows that are changed in one transaction
 
 
 def next_queued(
@@ -96,22 +94,30 @@ def due(now: datetime) -> ColumnElement[bool]:
 
 
 def _clients_in_turn(connection: Connection, wanted: JobFilter, now: datetime) -> list[str]:
-    """The clients with jobs for a filter: urgent jobs first, then who was served longest ago."""
+    """The clients with jobs for a filter: urgent jobs first, then who was served longest ago.
+
+    An urgent job is not first if a client whose job waited for `AGED` was served longer ago than
+    all clients with urgent ones.
+    """
     clients = _queued_clients(wanted.needs_gpu)
-    first = (
-        candidates(wanted, now, jobs.c.client == clients.c.client)
-        .with_only_columns(jobs.c.priority)
-        .correlate(clients)
-        .scalar_subquery()
-    )
+    first = candidates(wanted, now, jobs.c.client == clients.c.client).correlate(clients)
+    of_first = (first.with_only_columns(one) for one in (jobs.c.priority, jobs.c.available_at))
+    priority, since = (one.scalar_subquery() for one in of_first)
     query = (
-        select(clients.c.client, first.label("priority"), client_turns.c.turn)
+        select(clients.c.client, priority.label("priority"), since.label("since"))
+        .add_columns(func.coalesce(client_turns.c.turn, 0).label("turn"))
         .outerjoin(client_turns, client_turns.c.client == clients.c.client)
         .where(clients.c.client.is_not(None))
     )
     found: list[Any] = [row for row in connection.execute(query).all() if row.priority is not None]
-    in_turn = sorted(found, key=lambda row: (row.priority, row.turn or 0, row.client))
-    return [row.client for row in in_turn]
+    in_turn = sorted(found, key=lambda row: (row.turn, row.client))
+    urgent = [row.client for row in in_turn if row.priority == Priority.URGENT]
+    others = [row.client for row in in_turn if row.priority != Priority.URGENT]
+    pressing = [one for one in in_turn if one.priority == Priority.URGENT or one.since < now - AGED]
+    # A job that waited for long takes turns with urgent ones, and passes by no other client's.
+    if pressing and pressing[0].priority != Priority.URGENT:
+        return [*others, *urgent]
+    return [*urgent, *others]
 
 
 def _queued_clients(needs_gpu: bool) -> CTE:
@@ -236,8 +242,9 @@ class Leases(Queries):
     def take_back(self, job_id: str, seen: HeldJob, why: Exceeded) -> Job | None:
         """Take a held job from its worker, unless it changed since it was `seen`.
 
-        A worker that renews its lease and never begins to tune is set aside. Several processes may
-        do this at once. Returns the job; None where it changed.
+        A worker that renews its lease and never begins to tune is set aside. A job that was not
+        begun loses no attempt. Several processes may do this at once. Returns the job; None where
+        it changed.
         """
         with self._write() as connection:
             now = self._now(connection)
@@ -247,28 +254,11 @@ class Leases(Queries):
             if row is None or held_of(row) != seen:
                 return None
             if why.phase is AttemptPhase.START:
-                refuse(connection, row, now, why.reason)
                 set_worker_aside(connection, row["owner"], why.reason)
-            else:
-                give_back(connection, row, now, why.reason, timedelta(0))
+            give = refuse if seen.phase is AttemptPhase.START else give_back
+            give(connection, row, now, why.reason, timedelta(0))
             taken = connection.execute(select(jobs).where(jobs.c.id == job_id)).mappings().one()
             return read_job(taken)
-
-    def age(self) -> int:
-        """Make jobs urgent that waited for long, so that urgent ones cannot hold them up for ever.
-
-        Returns their number.
-        """
-        with self._write() as connection:
-            waited = jobs.c.created_at < self._now(connection) - AGED
-            old = (
-                select(jobs.c.id)
-                .where(IS_QUEUED, jobs.c.priority > int(Priority.URGENT), waited)
-                .limit(_AGED_AT_ONCE)
-                .with_for_update(skip_locked=True)
-            )
-            change = update(jobs).where(jobs.c.id.in_(old)).values(priority=int(Priority.URGENT))
-            return connection.execute(change).rowcount
 
     def unannounced(self, since: timedelta) -> Job | None:
         """The queued job whose announcement is the oldest, if it is older than `since`.

@@ -6,13 +6,14 @@ published. It keeps each run with its trials, and the jobs say which run was a n
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import date, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, Select, Table, and_, delete, func, or_, select, tuple_, update
+from sqlalchemy import Connection, Row, Select, Table, delete, func, select, tuple_, update
 
 from tuner.errors import BadInput
 from tuner.jobs.job import iso
@@ -20,6 +21,7 @@ from tuner.problems.registry import parts
 from tuner.render import folded, gain_text
 from tuner.store.database import Database, Queries, insert_into
 from tuner.store.tables import (
+    IS_COALESCIBLE,
     POINT_COLUMNS,
     environments,
     jobs,
@@ -57,10 +59,36 @@ class Night:
     started_at: datetime
     finished_at: datetime | None
 
+    def has_done(self, watch_list: str) -> bool:
+        """Return whether a round was done with that content of a file, or any round if it is ""."""
+        rounds = (self.summary or {}).get("rounds", ())
+        return any(not one["error"] and watch_list in ("", one["watch_list"]) for one in rounds)
+
     def as_json(self) -> dict[str, Any]:
         times = {"started_at": iso(self.started_at), "finished_at": iso(self.finished_at)}
         row = {"schedule": self.schedule, "date": self.date.isoformat(), "summary": self.summary}
         return {**row, **times}
+
+
+# Of a night's record, the lists that grow with each of its rounds. The last round says the rest.
+_GROWING = ("missing", "stale", "revalidated", "submitted", "waiting", "rounds")
+
+
+def _added(record: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a night's record with what one more round did."""
+    whole = {**record, **new}
+    for name in _GROWING:
+        known: dict[str, Any] = {}
+        for one in (*record.get(name, ()), *new.get(name, ())):
+            known.setdefault(_identity(one), one)
+        whole[name] = list(known.values())
+    queued = set(whole["submitted"])
+    whole["waiting"] = [one for one in whole["waiting"] if one not in queued]
+    return whole
+
+
+def _identity(one: str | Mapping[str, Any]) -> str:
+    return one if isinstance(one, str) else one.get("job_id") or json.dumps(one, sort_keys=True)
 
 
 def _columns(table: Table, kind: type[StoredWatch | Night]) -> Select[Any]:
@@ -73,33 +101,54 @@ _WATCHES = _columns(watches, StoredWatch).order_by(watches.c.id)
 class NightStore(Queries):
     """Stores watches and rounds, each method in one transaction. Raises UnusableStore."""
 
-    def begin(self, schedule: str, day: date, *, again: bool = False) -> bool:
-        """Whether the caller must do the round: no process has begun it, or that one was killed.
+    def begin(
+        self, schedule: str, day: date, watch_list: str = "", *, again: bool = False
+    ) -> datetime | None:
+        """Return since when the caller does a round of that night; None if there is none to do.
 
-        With `again`, a round that was finished is to be done once more.
+        A round is to be done if no process does one that may still end, and none was done with
+        that `watch_list`, the name of a file's content. "" is part of every list. With `again`, a
+        round is to be done whatever was done before.
         """
         with self._write() as connection:
             now = self._now(connection)
             row = {"schedule": schedule, "date": day, "started_at": now}
             insert = insert_into(connection, nightly_runs).on_conflict_do_nothing()
             if connection.execute(insert, row).rowcount:
-                return True
-            finished_at = nightly_runs.c.finished_at
-            killed = and_(finished_at.is_(None), nightly_runs.c.started_at < now - GIVEN_UP)
-            free = or_(killed, finished_at.is_not(None)) if again else killed
-            taken = (
-                update(nightly_runs)
-                .where(*_round(schedule, day), free)
-                .values(started_at=now, finished_at=None, summary=None)
-            )
-            return connection.execute(taken).rowcount == 1
+                return now
+            night = _locked(connection, schedule, day)
+            if night.finished_at is None:
+                free = night.started_at < now - GIVEN_UP
+            else:
+                free = again or not night.has_done(watch_list)
+            if not free:
+                return None
+            taken = update(nightly_runs).where(*_round(schedule, day))
+            connection.execute(taken.values(started_at=now, finished_at=None))
+            return now
 
-    def finish(self, schedule: str, day: date, summary: Mapping[str, Any]) -> None:
-        """Store what the round did."""
+    def finish(
+        self,
+        schedule: str,
+        day: date,
+        began: datetime,
+        summary: Mapping[str, Any],
+        watch_list: str = "",
+        error: str = "",
+    ) -> None:
+        """Add what the round that `began` then did to the night's record.
+
+        The night has ended, unless another process took this round for killed and does it again.
+        """
         with self._write() as connection:
-            values = {"summary": dict(summary), "finished_at": self._now(connection)}
-            mine = update(nightly_runs).where(*_round(schedule, day))
-            connection.execute(mine.values(**values))
+            night, now = _locked(connection, schedule, day), self._now(connection)
+            mine = {"began": iso(began), "ended": iso(now), "watch_list": watch_list}
+            first = {"schedule": schedule, "date": day.isoformat(), "watched": 0}
+            new = {**summary, "rounds": [{**mine, "error": error}]}
+            values: dict[str, Any] = {"summary": _added(night.summary or first, new)}
+            if night.started_at == began:
+                values["finished_at"] = now
+            connection.execute(update(nightly_runs).where(*_round(schedule, day)).values(**values))
 
     def last(self, schedule: str | None = None) -> Night | None:
         """The newest round of a schedule, or of all; None before the first."""
@@ -127,6 +176,18 @@ class NightStore(Queries):
             query = query.where(tuple_(row.date, row.id) < after)
         with self._read() as connection:
             return [Night(*found) for found in connection.execute(query)]
+
+    def last_posted(self, keys: Sequence[str]) -> dict[str, tuple[datetime, bool]]:
+        """When a request with each of these keys was last posted, and whether it is unfinished."""
+        unfinished = func.count(jobs.c.id).filter(IS_COALESCIBLE)
+        query = select(jobs.c.request_key, func.max(jobs.c.created_at), unfinished)
+        query = query.group_by(jobs.c.request_key)
+        found: dict[str, tuple[datetime, bool]] = {}
+        with self._read() as connection:
+            for some in _parts(keys):
+                rows = connection.execute(query.where(jobs.c.request_key.in_(some)))
+                found |= {key: (last, count > 0) for key, last, count in rows}
+        return found
 
     def watch(self, watch_id: int) -> StoredWatch | None:
         """The watch with that id, if there is one."""
@@ -171,6 +232,11 @@ class NightStore(Queries):
             changed = update(watches).where(watches.c.id == watch_id).values(watch=watch)
             connection.execute(changed)
             return replace(stored, watch=watch)
+
+
+def _locked(connection: Connection, schedule: str, day: date) -> Night:
+    query = _columns(nightly_runs, Night).where(*_round(schedule, day)).with_for_update()
+    return Night(*connection.execute(query).one())
 
 
 def _round(schedule: str, day: date) -> tuple[Any, Any]:

@@ -24,6 +24,7 @@ from sqlalchemy import (
 )
 
 from tuner.errors import BadInput
+from tuner.jobs.job import JobState
 from tuner.problems.points import TRITON, Candidate, Point, Problem
 from tuner.problems.registry import parts, read_part
 from tuner.problems.results import (
@@ -57,6 +58,7 @@ from tuner.store.tables import (
     POINT_COLUMNS,
     WINNER_KEY,
     environments,
+    jobs,
     problems,
     runs,
     trials,
@@ -194,18 +196,26 @@ class ResultStore(Queries):
     def withdraw(self, problem: Problem, device: str, engine: str) -> int:
         """Delete the winners that `winners_at` answers; returns how many there were.
 
-        Runs and trials stay: they say what was tried.
+        Runs and trials stay: they say what was tried. But no request is answered with them any
+        more: it is tuned anew.
         """
         mine = select(problems.c.id).where(problems.c.spec == problem.spec())
         here = and_(environments.c.device == device, environments.c.engine == engine)
         with self._write() as connection:
             places = _lock_environments(connection, here)
-            done = connection.execute(
-                delete(winners).where(
-                    winners.c.problem_id.in_(mine), winners.c.environment_id.in_(places)
-                )
-            )
-            return done.rowcount
+
+            def of(table: Table) -> ColumnElement[bool]:
+                return and_(table.c.problem_id.in_(mine), table.c.environment_id.in_(places))
+
+            gone = connection.execute(delete(winners).where(of(winners))).rowcount
+            their_runs = select(runs.c.id).where(of(runs))
+            done = jobs.c.run_id.in_(their_runs), jobs.c.state == JobState.DONE.value
+            # Keys that no request has.
+            ended = update(jobs).where(*done).values(request_key="withdrawn " + jobs.c.id)
+            connection.execute(ended)
+            name = "withdrawn " + cast(runs.c.id, Text)
+            connection.execute(update(runs).where(of(runs)).values(fingerprint=name))
+            return gone
 
     def trials_page(self, run_id: int, after: TrialCursor | None, limit: int) -> Sequence[Trial]:
         """A page of a run's trials, in order of part, size and configuration."""

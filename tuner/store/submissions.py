@@ -23,7 +23,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.dml import ReturningInsert
 
 from tuner.errors import IdempotencyConflict
-from tuner.jobs.job import Job, JobRequest, JobState, Priority, Submitted
+from tuner.jobs.job import Job, JobRequest, JobState, Priority, Submitted, new_job_id
 from tuner.store.database import Clock, utc_now
 from tuner.store.job_rows import (
     append_event,
@@ -56,7 +56,9 @@ def find_or_add(
     """
     keys = [request.key for request, _ in wanted]
     # Where a batch has equal requests, the first is added and answers the others.
-    first = dict(reversed(list(zip(keys, wanted, strict=True))))
+    first: dict[str, Asked] = {}
+    for key, one in zip(keys, wanted, strict=True):
+        first.setdefault(key, one)
     now, found = _done_jobs(connection, list(first), clock, fresh)
     others = {key: one for key, one in first.items() if key not in found}
     if others and most is not None:
@@ -147,9 +149,11 @@ def _add_or_lock(
         return {}, {}
     in_order = sorted(wanted.items())
     why = [unmet(request) for _, (request, _) in in_order]
+    ids_in_turn = dict(zip(wanted, sorted(new_job_id() for _ in wanted), strict=True))
     rows = [
-        new_job_row(*asked, client, now) | {"event_count": 2 if reason else 1}
-        for (_, asked), reason in zip(in_order, why, strict=True)
+        new_job_row(*asked, client, now)
+        | {"id": ids_in_turn[key], "event_count": 2 if reason else 1}
+        for (key, asked), reason in zip(in_order, why, strict=True)
     ]
     ids = set(connection.execute(_ADD_OR_LOCK[connection.dialect.name], rows).scalars())
     new = [

@@ -24,7 +24,15 @@ from sqlalchemy.pool import QueuePool
 
 from tuner.errors import UnknownWorker, did_you_mean
 from tuner.jobs.job import HELD, Job, JobState, Lease, UnreadableRequest
-from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState, WorkerStatus, read_info
+from tuner.jobs.workers import (
+    ALIVE,
+    FORGET_AFTER,
+    Reasons,
+    WorkerInfo,
+    WorkerState,
+    WorkerStatus,
+    read_info,
+)
 from tuner.problems.points import Problem
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind, RunState
@@ -43,20 +51,20 @@ class WorkerStore(Queries):
     def beat(self, info: WorkerInfo) -> WorkerState:
         """Say that a worker lives and what it can do. Returns its state as stored.
 
-        It is `ACTIVE` at first. An operator may have changed it since.
+        It is `ACTIVE` at first, or as a process of its name was that died. An operator may have
+        changed it since.
         """
         with self._write() as connection:
             now = self._now(connection)
             seen: dict[str, Any] = {"engines": info.engines, "seen_at": now}
-            insert = insert_into(connection, workers).values(
-                **asdict(info) | seen,
-                state=WorkerState.ACTIVE.value,
-                reason="",
-                drain=False,
-                started_at=now,
-            )
-            upsert = insert.on_conflict_do_update(index_elements=[workers.c.id], set_=seen)
-            return WorkerState(connection.execute(upsert.returning(workers.c.state)).scalar_one())
+            again = update(workers).where(workers.c.id == info.id).values(**seen)
+            if state := connection.execute(again.returning(workers.c.state)).scalar():
+                return WorkerState(state)
+            row = {**asdict(info), **seen, "started_at": now, **_inherited(connection, info)}
+            connection.execute(insert_into(connection, workers).values(row))
+            gone = and_(workers.c.name == info.name, workers.c.id != info.id, ~is_alive(now))
+            connection.execute(delete(workers).where(gone))
+            return WorkerState(row["state"])
 
     def stopped(self, worker_id: str) -> None:
         """Say that a worker has ended."""
@@ -79,6 +87,12 @@ class WorkerStore(Queries):
                 query = query.where(is_alive(now))
             query = query.order_by(workers.c.host, workers.c.name, workers.c.started_at)
             return [_read(row, now) for row in connection.execute(query).mappings()]
+
+    def reasons(self) -> Reasons:
+        """Return the object that says of jobs why they do not go on, by the store's clock."""
+        workers = self.list()
+        with self._read() as connection:
+            return Reasons(workers, self._now(connection))
 
     def drain(self, name: str) -> Sequence[str]:
         """Let workers take no more jobs, and return their ids. They finish the jobs that they have.
@@ -113,6 +127,16 @@ class WorkerStore(Queries):
                     page=": the page Workers lists them",
                 )
         return sorted(changed)
+
+
+def _inherited(connection: Connection, info: WorkerInfo) -> dict[str, Any]:
+    """What a new process has of the last one with its name, unless that was told to stop."""
+    columns = workers.c.state, workers.c.reason, workers.c.drain
+    last = select(*columns).where(workers.c.name == info.name).order_by(workers.c.started_at.desc())
+    row = connection.execute(last.limit(1)).mappings().one_or_none()
+    if row is None or row["state"] == WorkerState.STOPPED.value:
+        return {"state": WorkerState.ACTIVE.value, "reason": "", "drain": False}
+    return dict(row)
 
 
 def set_worker_aside(connection: Connection, worker_id: str, reason: str) -> None:
@@ -166,7 +190,7 @@ class QueueLength:
     device: str
     needs_gpu: bool
     jobs: int
-    oldest_s: float  # since the oldest one was posted
+    oldest_s: float  # since the oldest one was posted, retried or given back
 
 
 @dataclass(frozen=True)
@@ -222,8 +246,8 @@ class JobTimes:
     """The course of a job under one lease, by the clock of the database's host."""
 
     state: JobState
-    created_at: datetime
-    started_at: datetime | None  # its first claim
+    queued_at: datetime
+    started_at: datetime | None  # its first claim since then
     finished_at: datetime | None
 
 
@@ -255,14 +279,14 @@ class Figures(Queries):
 
     def job_times(self, lease: Lease) -> JobTimes | None:
         """Return the times of the lease's job; None once it has another lease."""
-        columns = jobs.c.state, jobs.c.created_at, jobs.c.started_at, jobs.c.finished_at
+        columns = jobs.c.state, jobs.c.available_at, jobs.c.started_at, jobs.c.finished_at
         query = select(*columns).where(is_leased(lease))
         with self._read() as connection:
             row = connection.execute(query).one_or_none()
         if row is None:
             return None
-        state, created, started, finished = row
-        return JobTimes(JobState(state), created, started, finished)
+        state, queued, started, finished = row
+        return JobTimes(JobState(state), queued, started, finished)
 
     def pool(self) -> PoolUse | None:
         """The use of this database's pool; None where connections are not pooled."""
@@ -285,7 +309,7 @@ def _devices(connection: Connection, now: datetime) -> frozenset[str]:
 
 def _queues(connection: Connection, now: datetime) -> list[QueueLength]:
     kind = jobs.c.device, jobs.c.needs_gpu
-    query = select(*kind, func.count(), func.min(jobs.c.created_at)).where(IS_QUEUED)
+    query = select(*kind, func.count(), func.min(jobs.c.available_at)).where(IS_QUEUED)
     return [
         QueueLength(device, needs_gpu, count, max((now - oldest).total_seconds(), 0.0))
         for device, needs_gpu, count, oldest in connection.execute(query.group_by(*kind))
