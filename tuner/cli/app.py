@@ -85,7 +85,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "tuner tune --cluster cluster.toml --device H20",
     ),
     "export": (
-        "tuner export --device H200",
+        "tuner export glm-4.6 --tp 8 --device H200",
         "tuner export --device L40S --allow-predicted --out configs",
         "tuner export --device H20 --model deepseek-r1 --tp 16 --engine vllm",
         "tuner export --cluster cluster.toml --device H20",

@@ -10,7 +10,12 @@ from tuner.store.results import ResultStore, run_of
 
 
 class ResultExchange(ResultStore):
-    """Gives a store's results to another one, and takes them from there."""
+    """Gives a store's results to another one, and takes them from there.
+
+    It has the store's own winners alone, none of the shelf.
+    """
+
+    shelf = False
 
     def results(self, winners: Iterable[Winner]) -> list[RunResult]:
         """The runs that published these winners of this store, in the order of their numbers."""
