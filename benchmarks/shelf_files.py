@@ -65,22 +65,21 @@ def write_plain(shelf: Path, out: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for path in sorted(shelf.glob("*/*.jsonl.gz")):
         folder = Path(path.parent.name, path.name.removesuffix(".jsonl.gz"))
-        rows += _write_release(read_results(path), out, folder)
+        rows += write_release(read_results(path), out, folder)
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (out / INDEX).write_text(text, encoding="utf-8")
     return rows
 
 
-def _write_release(
+def write_release(
     results: Sequence[RunResult], out: Path, folder: Path
 ) -> Iterator[dict[str, Any]]:
     """Write the config files of one card, engine and Triton. Gives a row for each problem."""
     place = results[0].key.environment
     engine, card = find_engine(f"{place.engine}=={place.engine_version}"), find_device(place.device)
-    for one in results:
-        found = kernel_hash(engine, family_of(one.key.problem).name)
-        if found != one.key.environment.kernel_hash:
-            raise ValueError(f"{folder}: {one.key.problem.spec()} was measured with other kernels")
+    measured = {(family_of(r.key.problem).name, r.key.environment.kernel_hash) for r in results}
+    if measured != {(family, kernel_hash(engine, family)) for family, _ in measured}:
+        raise ValueError(f"{folder} was measured with other kernels than those of the engine here")
     winners = [winner for one in results for winner in one.winners()]
     with TemporaryDirectory() as made:
         root = Path(made)
