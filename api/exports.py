@@ -27,6 +27,7 @@ from tuner.export.export import (
     packaged_files,
     way_to,
 )
+from tuner.export.summary import shelf_notes
 from tuner.problems.points import Problem
 from tuner.shell import export_line, unset_line
 from tuner.store.results import ResultStore
@@ -123,7 +124,9 @@ def make_archive(
                 reasons = "; ".join(map(str, chosen.advice))
                 return ExportRefused(f"nothing is advised for these servers: {reasons}")
             files_of = export(chosen.winners, engine, wanted.device, root, chosen.not_written)
-            way = way_to(root, files_of, deliveries_for(chosen.winners, engine), engine)
+            used = deliveries_for(chosen.winners, engine)
+            variables, server_flags, notes = way_to(root, files_of, used, engine)
+            notes += shelf_notes(chosen.winners)
             # The engine's packaged files are added without copying them into the folder.
             files = {path.as_posix(): file for path, file in packaged_files(engine)}
             files |= {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file()}
@@ -135,7 +138,7 @@ def make_archive(
     except OSError as error:
         raise UnwritableOutput(f"cannot write a temporary folder: {error.strerror}") from None
     etag = f'"{hashlib.sha256(data).hexdigest()}"'
-    use = [text.replace(folder, "/path/to") for text in _use(name, *way)]
+    use = [text.replace(folder, "/path/to") for text in _use(name, variables, server_flags, notes)]
     return Archive(name, data, etag, len(chosen.not_written), options_text(chosen.flags), use)
 
 

@@ -9,7 +9,7 @@ a second call goes on where the first one stopped. Other processes compile what 
 will try first. After --limit-s seconds nothing more is begun, and what is under way is stopped.
 
 OUT/ENGINE-CARD.jsonl.gz gets one line for each problem as soon as it is measured, in the form of
-tuner/store/exchange.py and with the models; OUT/failed-ENGINE-CARD.txt says what failed, and
+tuner/store/result_files.py and with the models; OUT/failed-ENGINE-CARD.txt says what failed, and
 OUT/ENGINE-CARD.db.gz is the database, with all trials.
 """
 

@@ -15,6 +15,8 @@ import typer.testing
 
 # Tests read whole rows of tables; `tests/cli/test_widths.py` has 80 columns.
 os.environ.setdefault("COLUMNS", "200")
+# What this program's shelf has grows with each card; tests of a shelf name one.
+os.environ.setdefault("TUNER_SHELF", "")
 # The processes of a run share the cores: threads of theirs would wait for each other, busily.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Each of the many processes that tests start would compile this code anew where it is not kept.

@@ -23,7 +23,7 @@ from tuner.jobs.job import JobRequest
 from tuner.jobs.workers import engine_version_here
 from tuner.problems.points import Problem
 from tuner.problems.registry import family_named, family_of
-from tuner.problems.results import Environment, MeasureKind, Published, Status
+from tuner.problems.results import SHELF_RUN, Environment, MeasureKind, Published, Status
 from tuner.store.lookups import EnvironmentSeen, Lookups, StoredSummary
 from tuner.store.workers import WorkerStore
 from tuner.tuning.gains import TRITONS_OWN, WITHOUT_US
@@ -78,7 +78,9 @@ class _Results:
     def __init__(self, results: Iterable[Published]) -> None:
         self.of: dict[Problem, list[Published]] = defaultdict(list)  # the newest last
         self._newest: dict[str, Published] = {}  # by engine version
-        for one in sorted(results, key=lambda one: (one.published_at, one.run_id)):
+        # Those of the shelf come first: they say nothing of the cards here.
+        order = sorted(results, key=lambda one: (one.published_at, one.run_id))
+        for one in sorted(order, key=lambda one: one.run_id != SHELF_RUN):
             self.of[one.problem].append(one)
             self._newest[one.environment.engine_version] = one
 
@@ -93,21 +95,31 @@ def _engine(request: JobRequest) -> str:
     return request.engine.partition("==")[0].strip()
 
 
-def _result_source(request: JobRequest) -> tuple[str, str, str, type[Problem]]:
+def _result_source(request: JobRequest) -> tuple[str, str, str, type[Problem], str | None]:
     # Problems of one type have the same kernels.
     measure = request.measure.partition(":")[0]
-    return request.device, _engine(request), measure, type(request.problem)
+    release = engine_version_here(request.engine)
+    return request.device, _engine(request), measure, type(request.problem), release
 
 
 def _answers(
-    found: Iterable[Published], device: str, engine: str, measure: str, kind: type[Problem]
+    found: Iterable[Published],
+    device: str,
+    engine: str,
+    measure: str,
+    kind: type[Problem],
+    release: str | None,
 ) -> list[Published]:
-    """The results that answer such requests. Measured results answer requests to predict too."""
+    """The results that answer such requests. Measured results answer requests to predict too.
+
+    The shelf has results of several releases: they answer for `release` alone.
+    """
     wanted = (device, engine, kind)
     here = [
         one
         for one in found
         if (one.environment.device, one.environment.engine, type(one.problem)) == wanted
+        and (one.run_id != SHELF_RUN or one.environment.engine_version == release)
     ]
     if measure == MeasureKind.PREDICT.value:
         answers = (Status.PREDICTED, Status.OK)
@@ -147,14 +159,15 @@ def _judge(request: JobRequest, stored: _Results) -> WatchStatus:
     if lacking or not wanted or now is None:
         why = f"{len(lacking) or 'all'} of {len(wanted) or 'all'} points have no result"
         return WatchStatus(request, WatchState.MISSING, why)
-    names = OF_KERNELS + (OF_GPU if request.needs_gpu else ())
     for one in used:
-        for name in names:
+        of_gpu = request.needs_gpu and one.run_id != SHELF_RUN
+        for name in OF_KERNELS + (OF_GPU if of_gpu else ()):
             old, new = getattr(one.environment, name), getattr(now, name)
             if old != new:
                 why = f"{name} {old[:12]} is now {new[:12]}"
                 return WatchStatus(request, WatchState.STALE, why)
-    return WatchStatus(request, WatchState.TUNED, tuned_at=min(one.published_at for one in used))
+    why = "from the shelf" if any(one.run_id == SHELF_RUN for one in used) else ""
+    return WatchStatus(request, WatchState.TUNED, why, min(one.published_at for one in used))
 
 
 def _environment_now(

@@ -18,7 +18,8 @@ from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.results import MeasureKind
-from tuner.store.exchange import ResultExchange, RunResult, read_result
+from tuner.store.exchange import ResultExchange
+from tuner.store.result_files import RunResult, read_result
 from tuner.tuning.request import Request, Source
 
 ENGINE = find_engine("sglang==0.5.16")

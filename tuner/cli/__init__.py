@@ -16,6 +16,7 @@ from tuner.cli import (  # noqa: F401  # each adds its commands to the app
     jobs,
     keys,
     plan,
+    results,
     service,
     submit,
     tuning,

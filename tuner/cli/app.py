@@ -30,6 +30,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "tune": "Find the fastest configurations of a model's kernels",
         "export": "Write what was found as the files that the engine loads",
         "diff": "Say what changed between two exports or nights, and by how much",
+        "results": "Give measured results to others, and take theirs",
         "report": "Draw the stored results: engine's time, tuned, roofline",
     },
     "Check": {
@@ -85,7 +86,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "tuner tune --cluster cluster.toml --device H20",
     ),
     "export": (
-        "tuner export --device H200",
+        "tuner export glm-4.6 --tp 8 --device H200",
         "tuner export --device L40S --allow-predicted --out configs",
         "tuner export --device H20 --model deepseek-r1 --tp 16 --engine vllm",
         "tuner export --cluster cluster.toml --device H20",
@@ -94,6 +95,12 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "tuner diff configs-2026-11-24 configs-2026-11-25",
         "tuner diff 2026-11-24 2026-11-25",
     ),
+    "results": (
+        "tuner results export --device H200",
+        "tuner results import results_out/NVIDIA_H200/*.jsonl.gz",
+    ),
+    "results export": ("tuner results export --device H200 --engine vllm==0.33.0",),
+    "results import": ("tuner results import results_out/NVIDIA_H200/*.jsonl.gz",),
     "report": (
         "tuner report --device L40S",
         "tuner report --device H200 --model deepseek-r1 --tp 8 --out pictures",

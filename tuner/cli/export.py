@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tuner.cli import complete
 from tuner.cli.app import command, open_store, refuse_foreign, say, show
 from tuner.cli.family_options import FamilyChoice, with_model_options
 from tuner.cli.options import (
@@ -41,6 +42,12 @@ _NIGHT = re.compile(r"\d{4}-\d\d-\d\d")
 @with_model_options
 def export(
     choice: FamilyChoice,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", autocompletion=complete.models, help="As --model; default: all."
+        ),
+    ] = "",
     device: DeviceOrHere = "",
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to; default: configs_out.")
@@ -64,7 +71,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the stored winners as the files that the engine loads, where they are faster than what
-    servers run without them.
+    servers run without them. What the store lacks comes from the shelf that this program brings.
 
     Says of each problem: leave it, these files, or these files and these flags. Where all is to be
     left alone it writes nothing, and exits with 0.
@@ -76,6 +83,9 @@ def export(
 
     if out is not None and into_engine:
         raise BadInput("--out and --into-engine exclude each other: choose one")
+    if target and model:
+        raise BadInput(f"{target} and --model {model}: name the model once")
+    model = target or model
     if model is None and (tp != 1 or dtype or choice.family or choice.values):
         raise BadInput("--tp, --dtype and similar options apply to a model: add --model NAME")
     card = device_or_here(device)

@@ -27,11 +27,11 @@ from tuner.cli.targets import (
     targets_and_settings,
 )
 from tuner.errors import BadInput
-from tuner.problems.registry import family_of
+from tuner.problems.registry import families, family_of
 from tuner.shell import command_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from tuner.devices.table import Device
     from tuner.engines.engine import Engine
@@ -101,6 +101,10 @@ def plan(
     elif any(one.to_tune for one in made.problems):
         words = [*_given(context), *["--all"] * every]
         say(f"next, on a machine with this GPU: {command_line('tuner', 'tune', *words)}")
+    if made.on_shelf and cluster is None:
+        tunes = {o.name for f in families() for o in f.options if o not in f.shaping}
+        words = list(_given(context, {"effort", *tunes}))
+        say(f"to write the shelf's files: {command_line('tuner', 'export', *words)}")
 
 
 def asked_by_cluster(
@@ -146,12 +150,12 @@ def planned(
         return plan_model(problems, engine, device, flags, winners, seconds)
 
 
-def _given(context: typer.Context) -> Iterator[str]:
-    """The words of this command's line that `tuner tune` takes too."""
+def _given(context: typer.Context, others: Collection[str] = ()) -> Iterator[str]:
+    """The words of this command's line that another command takes too: all but the `others`."""
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
-        if source is None or source.name != "COMMANDLINE" or name == "as_json":
+        if source is None or source.name != "COMMANDLINE" or name in ("as_json", *others):
             continue
         if parameter.param_type_name == "option":
             yield parameter.opts[0]

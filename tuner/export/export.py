@@ -28,7 +28,7 @@ from tuner.export.selection import (
     wholly_named,
     with_shipped,
 )
-from tuner.export.summary import ExportSummary, triton_notes
+from tuner.export.summary import ExportSummary, shelf_notes, triton_notes
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of
 from tuner.problems.results import Winner
@@ -103,17 +103,20 @@ def export_device(
         left = chosen.left_out
         return ExportSummary(
             *(root, files, 0, ()),
-            notes=triton_notes(files, engine),
+            notes=[*triton_notes(files, engine), *shelf_notes(chosen.winners)],
             left_out=left,
             advice=chosen.advice,
             removed=take_back(chosen.left_alone, engine, device, None),
             restores=_restores(files),
         )
+    variables, flags_for, notes = way_to(out, files, used, engine)
     return ExportSummary(
         out,
         files,
         len(carried.keys() - {file.path for file in files}),
-        *way_to(out, files, used, engine),
+        variables,
+        flags_for,
+        [*notes, *shelf_notes(chosen.winners)],
         left_out=chosen.left_out,
         advice=chosen.advice,
         removed=take_back(chosen.left_alone, engine, device, out),

@@ -53,6 +53,7 @@ def provenance_row(winner: Winner) -> dict[str, Any]:
         "incumbents": incumbents,
         "environment": asdict(winner.environment),
         "published_at": winner.published_at.isoformat(),
+        **({"from": "the shelf"} if winner.from_shelf else {}),
     }
 
 

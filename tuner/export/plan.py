@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from tuner.backends.measured import Raced, races
 from tuner.backends.registry import no_module, stale_words
 from tuner.devices.table import Device
 from tuner.engines.dispatch import Runs, what_runs
@@ -35,6 +36,7 @@ class FoundFile(str, Enum):
     """The file that a server would find today."""
 
     STORED = "stored"  # this tuner has winners to export
+    SHELF = "shelf"  # `tuner export` writes one that was measured elsewhere
     SHIPPED = "shipped"  # the engine's makers tuned it on this card
     NONE = "none"
 
@@ -52,6 +54,8 @@ class ProblemPlan:
     gpu_s: float | None  # seconds of one GPU that tuning would take; None: not known
     stale: str = ""  # why the stored gain says nothing of what is installed here
     tuned_on: str = ""  # the Triton of a shipped file, if it is not the release's own
+    from_shelf: bool = False  # whether the gain was measured elsewhere
+    leave: str = ""  # why such problems are better left to the library that servers may run
 
     @property
     def to_tune(self) -> bool:
@@ -70,6 +74,8 @@ class ProblemPlan:
     def gain_words(self) -> str:
         if self.gain is None:
             return "unknown"
+        if self.from_shelf:
+            return f"{gain_text(self.gain)}, measured (shelf)"
         word = "measured" if self.gain_status is Status.OK else "predicted"
         return f"{gain_text(self.gain)} {word}"
 
@@ -83,6 +89,8 @@ class ProblemPlan:
             "gain": self.gain,
             "gain_from": self.gain_status.value if self.gain_status else None,
             "gain_stale": self.stale or None,
+            "from_shelf": self.from_shelf,
+            "leave": self.leave or None,
             "not_measured": self.not_measured,
             "gpu_s": self.gpu_s,
             "tune": self.to_tune,
@@ -103,6 +111,11 @@ class ModelPlan:
             "problems": [one.as_json() for one in self.problems],
         }
 
+    @property
+    def on_shelf(self) -> int:
+        """The number of problems for which the shelf has files that servers would read."""
+        return sum(one.to_tune and one.file is FoundFile.SHELF for one in self.problems)
+
     def summary(self) -> str:
         """The first line: how much there is to tune, and how long it takes."""
         wanted = [one for one in self.problems if one.to_tune]
@@ -110,7 +123,8 @@ class ModelPlan:
             return "leave everything as it is: servers here would read no tuned file"
         known = [one.gpu_s for one in wanted if one.gpu_s is not None]
         takes = f", about {sum(known):.0f} s of one {self.device.name}" if known else ""
-        return f"{len(wanted)} of {len(self.problems)} problems to tune{takes}"
+        ready = f"; for {self.on_shelf} of them the shelf has files" if self.on_shelf else ""
+        return f"{len(wanted)} of {len(self.problems)} problems to tune{takes}{ready}"
 
     def as_text(self) -> str:
         """The summary, a table, and a line for each distinct answer of the engine's rules."""
@@ -128,6 +142,7 @@ class ModelPlan:
         ]
         said = dict.fromkeys(one.runs.line() for one in self.problems if one.runs)
         said |= dict.fromkeys(words for one in self.problems for words in one.not_measured)
+        said |= dict.fromkeys(one.leave for one in self.problems if one.leave)
         stale = [
             f"no gain is known of {one.problem.spec()}: {one.stale}"
             for one in self.problems
@@ -158,20 +173,50 @@ def plan_model(
     """
     found = []
     for problem in dict.fromkeys(problems):
-        runs = what_runs(engine.name, engine.version, problem, device, flags)
         mine = [winner for winner in winners if winner.problem == problem]
-        stale = _stale(mine)
-        entries = [
-            winner.entry
-            for winner in for_servers(mine, device, (engine.name, engine.version), flags)
-        ]
-        gain, status = (None, None) if stale else _known_gain(entries)
-        file, tuned_on = _file(problem, engine, device, entries)
-        seconds = gpu_seconds(problem)
-        found.append(
-            ProblemPlan(problem, runs, _reads(runs), file, gain, status, seconds, stale, tuned_on)
-        )
+        planned = _plan(problem, engine, device, flags, mine)
+        found.append(replace(planned, gpu_s=gpu_seconds(problem)))
     return ModelPlan(device, found)
+
+
+def _plan(
+    problem: Problem,
+    engine: Engine,
+    device: Device,
+    flags: Mapping[str, str],
+    mine: Sequence[Winner],
+) -> ProblemPlan:
+    runs = what_runs(engine.name, engine.version, problem, device, flags)
+    stale = _stale(mine)
+    served = for_servers(mine, device, (engine.name, engine.version), flags)
+    entries = [winner.entry for winner in served]
+    gain, status = (None, None) if stale else _known_gain(entries)
+    shelf = any(one.from_shelf for one in served if one.status is Status.OK)
+    file, tuned_on = _file(problem, engine, device, entries)
+    raced = _raced(problem, device, runs)
+    if raced and gain is None and raced.engine == f"{engine.name}=={engine.version}":
+        gain, shelf = raced.problems.get(problem.spec()), True
+        status = Status.OK if gain else None
+    return ProblemPlan(
+        problem=problem,
+        runs=runs,
+        reads=_reads(runs),
+        file=FoundFile.SHELF if shelf and file is FoundFile.STORED else file,
+        gain=gain,
+        gain_status=status,
+        gpu_s=None,
+        stale=stale,
+        tuned_on=tuned_on,
+        from_shelf=shelf and gain is not None,
+        leave=raced.words if raced else "",
+    )
+
+
+def _raced(problem: Problem, device: Device, runs: Runs | None) -> Raced | None:
+    """Return what was measured beside the libraries that servers run, or may run."""
+    if runs is None or runs.older:
+        return None
+    return races(problem, device.name, [kernel.backend for kernel in runs.kernels])
 
 
 def _reads(runs: Runs | None) -> Reads:

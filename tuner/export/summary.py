@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.devices.here import asked_here
 from tuner.engines.engine import Engine, engine_triton
 from tuner.engines.settings import options_text
 from tuner.export.advice import Advice, flags_to_start
 from tuner.export.delivery import ExportFile, ServerFlags
 from tuner.export.selection import LeftOut, left_out_lines
-from tuner.problems.results import Status, counted
+from tuner.problems.points import Problem
+from tuner.problems.results import Status, Winner, counted
 from tuner.render import folded
 from tuner.shell import command_line, export_line, unset_line
 
@@ -87,6 +89,21 @@ class ExportSummary:
     def _removed(self) -> Iterator[str]:
         for path in self.removed:
             yield f"removed, of an earlier export and not advised by now: {path}"
+
+
+def shelf_notes(winners: Iterable[Winner]) -> list[str]:
+    """Say how many problems' files were measured elsewhere, and with which driver."""
+    places: dict[str, set[Problem]] = {}
+    for winner in winners:
+        if winner.from_shelf and winner.status is Status.OK:
+            places.setdefault(winner.environment.driver, set()).add(winner.problem)
+    here = sorted(set(asked_here("driver_version"))) if places else []
+    return [
+        f"from the shelf, measured on another machine with driver {driver}: {len(problems)} "
+        f"problem{'s' * (len(problems) > 1)}"
+        + (f"; this machine has driver {here[0]}" if here and driver not in here else "")
+        for driver, problems in places.items()
+    ]
 
 
 def triton_notes(files: Iterable[ExportFile], engine: Engine) -> list[str]:

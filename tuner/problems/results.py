@@ -384,6 +384,9 @@ class Outlook:
     incumbents: Mapping[Point, Mapping[str, Config]]
 
 
+SHELF_RUN = 0  # the run of a winner that comes from the shelf; runs of a store begin at 1
+
+
 @dataclass(frozen=True)
 class Winner:
     """A published entry, with the problem and environment that it holds for."""
@@ -399,6 +402,11 @@ class Winner:
     @property
     def status(self) -> Status:
         return self.entry.status
+
+    @property
+    def from_shelf(self) -> bool:
+        """Whether it was measured elsewhere, and came with this program."""
+        return self.run_id == SHELF_RUN
 
     @property
     def points(self) -> Collection[Point]:

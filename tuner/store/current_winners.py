@@ -8,14 +8,22 @@ from datetime import datetime
 
 from tuner.problems.points import Part, Point, Problem
 from tuner.problems.registry import family_of
-from tuner.problems.results import UNTUNED, WINNING, Environment, Published, Status, Winner
+from tuner.problems.results import (
+    SHELF_RUN,
+    UNTUNED,
+    WINNING,
+    Environment,
+    Published,
+    Status,
+    Winner,
+)
 
 Stored = Winner | Published
 ProblemKey = tuple[str, str, Problem]  # device, engine, problem
 Size = tuple[int, int]  # batch size, new tokens: all current entries of a size have one source
 Source = tuple[object, ...]
 _Kernels = tuple[str, str, str]  # engine version, Triton, hash of the kernels
-_Worth = tuple[int, datetime, int]  # rank of the status, when it was published, run
+_Worth = tuple[int, bool, datetime, int]  # rank of the status, own, when it was published, run
 _NOWHERE: frozenset[Point] = frozenset()
 Current = Mapping[Source, frozenset[Point]]  # the points where a source's entries are current
 
@@ -29,11 +37,11 @@ def current_winners(found: Sequence[Winner]) -> list[Winner]:
     Entries that were chosen together stay together. At each batch size of a fused-MoE layer, they
     come from one environment and have one status. At each batch size and number of new tokens of
     attention, they come from one run. A measured result counts before a predicted one, and a
-    predicted one before an untuned one. Among results of one status, the newest one with both gemms
-    counts. If one gemm is tuned again in another environment, the older pair counts until the other
-    gemm is tuned there too. A result with one gemm counts where no result of its status has both;
-    if there is an untuned entry for the other gemm, that entry counts beside it, at best its
-    environment's.
+    predicted one before an untuned one. Among results of one status, the store's count before the
+    shelf's, and the newest one with both gemms counts. If one gemm is tuned again in another
+    environment, the older pair counts until the other gemm is tuned there too. A result with one
+    gemm counts where no result of its status has both; if there is an untuned entry for the other
+    gemm, that entry counts beside it, at best its environment's.
     """
     best: dict[ProblemKey, tuple[_Worth, _Kernels]] = {}
     for one in found:
@@ -159,4 +167,5 @@ def _rank(
 
 
 def _worth(one: Stored) -> _Worth:
-    return WINNING.index(one.status), one.published_at, one.run_id
+    own = one.run_id != SHELF_RUN
+    return WINNING.index(one.status), own, one.published_at, one.run_id

@@ -28,6 +28,7 @@ from tuner.store.current_winners import current_points
 from tuner.store.database import Queries
 from tuner.store.results import ENVIRONMENT_COLUMNS
 from tuner.store.rows import is_readable, read_environment, read_points
+from tuner.store.shelf import published_for
 from tuner.store.tables import POINT_COLUMNS, environments, problems, winners
 
 Seen = Mapping[int, datetime | None]  # when each environment's newest winner was published, by id
@@ -118,6 +119,8 @@ class Lookups(Queries):
     ) -> Sequence[Published]:
         """The current results of some problems, and the newest result of each environment.
 
+        Results of the shelf are among the former.
+
         Each engine version has current results. The newest result of an environment may be of any
         problem, and has no points. It tells which environment is newest.
         """
@@ -138,7 +141,7 @@ class Lookups(Queries):
             newest = read(winners.c.id.in_([row["newest"] for row in rows]))
             known = [replace(one, points=frozenset()) for one in newest]
             by_version: dict[str, list[Published]] = defaultdict(list)
-            for one in read(mine):
+            for one in [*published_for(devices, engines, wanted), *read(mine)]:
                 by_version[one.environment.engine_version].append(one)
             return [*chain.from_iterable(map(current_points, by_version.values())), *known]
 

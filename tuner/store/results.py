@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import (
     ColumnElement,
@@ -54,6 +54,7 @@ from tuner.store.rows import (
     storable,
     trial_row,
 )
+from tuner.store.shelf import winners_for, winners_like
 from tuner.store.tables import (
     POINT_COLUMNS,
     WINNER_KEY,
@@ -85,8 +86,11 @@ TrialCursor = tuple[str, int, int, int, str, str]
 class ResultStore(Queries):
     """Stores runs with their trials, and winners; reads and withdraws them.
 
-    Every method is one transaction, and raises UnusableStore when the database fails.
+    Every method is one transaction, and raises UnusableStore when the database fails. Winners of
+    the shelf stand beside the store's, where the store has none.
     """
+
+    shelf: ClassVar[bool] = True
 
     def begin_run(self, key: RunKey) -> Run:
         """Begin the run with this key: a new one, or the stored one with its trials.
@@ -140,8 +144,8 @@ class ResultStore(Queries):
     ) -> list[Winner]:
         """The current winners, in order of problem, size and part (up before down).
 
-        `current_winners` tells which one is current where a point has several. Each predicted one
-        has its `unpredicted`.
+        Those of one version of an engine may come from the shelf. `current_winners` tells which one
+        is current where a point has several. Each predicted one has its `unpredicted`.
         """
         wanted: dict[Any, str | None] = {
             environments.c.device: device,
@@ -152,6 +156,9 @@ class ResultStore(Queries):
         }
         conditions = [field == value for field, value in wanted.items() if value is not None]
         found = self._winners(*conditions)
+        if self.shelf and engine_version:
+            others = winners_for(device, engine, engine_version)
+            found = _with_shelf(found, [w for w in others if problem in (None, w.problem)])
         return beside_predictions(current_winners(found), found)
 
     def winners_state(self, *, device: str, engine: str, engine_version: str) -> str:
@@ -170,11 +177,15 @@ class ResultStore(Queries):
             return hashlib.sha256(repr([tuple(row) for row in rows]).encode()).hexdigest()
 
     def winners_in(self, problem: Problem, environment: Environment) -> list[Winner]:
-        """All winners for a problem in an environment, current or not."""
-        return self._winners(
+        """All winners for a problem in an environment, current or not.
+
+        Those of the shelf may have been measured with another driver.
+        """
+        found = self._winners(
             problems.c.spec == problem.spec(),
             environments.c.fingerprint == environment.fingerprint,
         )
+        return _with_shelf(found, winners_like(problem, environment)) if self.shelf else found
 
     def _winners(self, *conditions: ColumnElement[bool]) -> list[Winner]:
         query = SELECT_WINNERS.where(*conditions).order_by(problems.c.id, *by_point())
@@ -324,6 +335,26 @@ class ResultStore(Queries):
     def _set_run(self, connection: Connection, run_id: int, **values: object) -> None:
         change = update(runs).where(runs.c.id == run_id)
         connection.execute(change.values(updated_at=self._now(connection), **values))
+
+
+def _with_shelf(found: list[Winner], others: Sequence[Winner]) -> list[Winner]:
+    """Add winners of the shelf to a store's, in order of problem, size and part.
+
+    Where both have a point of an environment, the store's counts.
+    """
+    if not others:
+        return found
+    own = {(w.problem, w.environment, w.entry.point, w.status) for w in found}
+    found += [w for w in others if (w.problem, w.environment, w.entry.point, w.status) not in own]
+    place = {problem: at for at, problem in enumerate(dict.fromkeys(w.problem for w in found))}
+    order = {part: at for at, part in enumerate(parts())}
+
+    def key(winner: Winner) -> tuple[int, ...]:
+        point = winner.entry.point
+        size = point.batch_size, point.new_tokens, point.cached_tokens
+        return place[winner.problem], *size, order[point.part]
+
+    return sorted(found, key=key)
 
 
 def by_point() -> tuple[ColumnElement[Any], ...]:

@@ -402,12 +402,20 @@ def own_launches(
         for point, configs in prepared.goal(KnownBefore()).incumbents.items()
         for name, config in configs.items()
     }
+    found = compile_all(prepared, workbench, list(named))
+    return [(name, candidate, found[candidate]) for candidate, name in named.items()]
+
+
+def compile_all(
+    prepared: PreparedRun, workbench: Workbench, candidates: Sequence[Candidate]
+) -> dict[Candidate, Compiled]:
+    """Compile candidates. Raises UnsupportedKernel for one that the kernel does not take."""
     compiler = compiler_of(prepared, workbench.farm(0, triton_for(prepared.request.engine)))
-    compiler.submit(named)
+    compiler.submit(candidates)
     found: dict[Candidate, Compiled] = {}
     while ready := compiler.poll(wait=True):
         found |= ready
-    return [(name, candidate, found[candidate]) for candidate, name in named.items()]
+    return found
 
 
 class SerialBench:

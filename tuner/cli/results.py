@@ -1,0 +1,160 @@
+"""The commands that give measured results to other stores, and take theirs."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tuner.cli.app import app, guarded, show
+from tuner.cli.options import DeviceOrHere, EngineSpec, Json
+from tuner.cli.runs import waiting
+from tuner.devices.table import find_device
+from tuner.errors import BadInput, UnknownDevice
+from tuner.problems.server import UNKNOWN_SERVER
+
+if TYPE_CHECKING:
+    from tuner.devices.table import Device
+    from tuner.measure.workbench import Workbench
+    from tuner.store.exchange import ResultExchange
+    from tuner.store.result_files import RunResult
+    from tuner.tuning.request import PreparedRun
+
+results = typer.Typer(
+    name="results", help="Give measured results to others, and take theirs.", no_args_is_help=True
+)
+app.add_typer(results)
+
+
+@results.command("export")
+@guarded
+def export_results(
+    device: DeviceOrHere = "",
+    engine: EngineSpec = "sglang",
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("results_out"),
+    as_json: Json = False,
+) -> None:
+    """Write what was measured on a card, with its environment, in files by card and engine."""
+    from tuner.devices.here import device_or_here
+    from tuner.engines.engine import find_engine
+    from tuner.problems.results import MeasureKind, Status
+    from tuner.store.connect import database_url
+    from tuner.store.exchange import ResultExchange
+    from tuner.store.result_files import write_results
+
+    card, found = device_or_here(device), find_engine(engine)
+    with ResultExchange.open(database_url(os.environ)) as store:
+        winners = store.winners(device=card.name, engine=found.name, engine_version=found.version)
+        runs = store.results(one for one in winners if one.status is not Status.PREDICTED)
+    measured = [one for one in runs if one.key.measure is MeasureKind.GPU]
+    if not measured:
+        spec = f"{found.name} {found.version}"
+        raise BadInput(
+            f"the store has nothing measured on {card.name} with {spec}: run `tuner tune` there"
+        )
+    files = write_results(out, measured)
+    show(as_json, lambda: {"files": list(map(str, files))}, lambda: "\n".join(map(str, files)))
+
+
+@results.command("import")
+@guarded
+def import_results(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE..", help="Files that `results export` wrote.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Take results of other machines into the store, after each kernel was compiled here again.
+
+    Where this machine has the card, the times are measured again too, and these are stored. If one
+    result is not believed, nothing is stored.
+    """
+    from tuner.measure.workbench import Workbench
+    from tuner.store.connect import database_url
+    from tuner.store.exchange import ResultExchange
+    from tuner.store.result_files import read_results
+
+    found = [result for path in files for result in read_results(path)]
+    with Workbench() as workbench, ResultExchange.open(database_url(os.environ)) as store:
+        with waiting(f"compiling the kernels of {len(found)} results"):
+            asked = [(one, _believed(one, workbench)) for one in found]
+        done = [(one.key.problem.spec(), _taken(one, run, workbench, store)) for one, run in asked]
+    show(
+        as_json,
+        lambda: {"results": [{"problem": one, "done": did} for one, did in done]},
+        lambda: "\n".join(f"{one}: {did}" for one, did in done),
+    )
+
+
+def _believed(result: RunResult, workbench: Workbench) -> PreparedRun:
+    """Return the run that measures a result's problem. Raises BadInput if it is not believed."""
+    from tuner.devices.here import gpu_to_measure_on
+    from tuner.engines.engine import find_engine
+    from tuner.problems.results import MeasureKind
+    from tuner.tuning.claims import doubts
+    from tuner.tuning.request import Effort, Request, Source, prepare, triton_version
+
+    key, place = result.key, result.key.environment
+    engine, card = find_engine(f"{place.engine}=={place.engine_version}"), find_device(place.device)
+    request = Request(
+        problem=key.problem,
+        device=card,
+        engine=engine,
+        source=Source(MeasureKind.GPU, gpu=gpu_to_measure_on(None) if _is_here(card) else ""),
+        effort=Effort.QUICK,
+        server=next((entry.server for entry in result.entries if entry.server), UNKNOWN_SERVER),
+    )
+    prepared = prepare(request)
+    here = triton_version(engine), prepared.kernel_hash
+    why = iter(
+        ["it was measured with another Triton or other kernels than those of the engine here"]
+        if here != (place.triton, place.kernel_hash)
+        else doubts(prepared, result.entries, workbench)
+    )
+    for doubt in why:
+        raise BadInput(f"{key.problem.spec()} is not believed: {doubt}; nothing was stored")
+    return prepared
+
+
+def _taken(
+    result: RunResult, prepared: PreparedRun, workbench: Workbench, store: ResultExchange
+) -> str:
+    """Store a result, or what is measured of it on this machine. Returns what was done."""
+    from tuner.problems.results import Status
+    from tuner.render import gain_text
+    from tuner.tuning.claims import measured_again
+    from tuner.tuning.gains import gains, mean_gain
+    from tuner.tuning.run import execute, open_source
+
+    problem, place = result.key.problem, result.key.environment
+    mine = store.winners(
+        device=place.device,
+        engine=place.engine,
+        engine_version=place.engine_version,
+        triton=place.triton,
+        problem=problem,
+    )
+    if any(winner.status is Status.OK for winner in mine):
+        return "left out: the store has measured entries of its own"
+    if not _is_here(prepared.request.device):
+        return f"{store.add(result)} entries stored, which were not measured here"
+    run = measured_again(prepared, result.entries)
+    report = execute(run, open_source(prepared.request, workbench), store)
+    said, here = (
+        gain_text(mean_gain(one.ratio for one in gains(entries)) or 1.0)
+        for entries in (result.entries, report.entries)
+    )
+    return f"measured again here, and stored: {here}, where {said} was said"
+
+
+def _is_here(card: Device) -> bool:
+    from tuner.devices.here import asked_here
+
+    found = set()
+    for name in asked_here("name"):
+        with suppress(UnknownDevice):
+            found.add(find_device(name))
+    return card in found

@@ -1,0 +1,55 @@
+"""Check entries that another machine says it measured, before they are believed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from tuner.measure.workbench import Workbench
+from tuner.problems.points import TRITON, Candidate
+from tuner.problems.results import WINNING, Entry, Status
+from tuner.tuning.request import KnownBefore, PreparedRun
+from tuner.tuning.run import compile_all
+from tuner.tuning.tune import FixedStrategy
+
+
+def doubts(prepared: PreparedRun, entries: Sequence[Entry], workbench: Workbench) -> Iterator[str]:
+    """Say why entries are not believed; nothing if each compiles to what it says, fits the device
+    and stands beside the configurations that the engine really has.
+    """
+    yield from _wrong_times(entries)
+    own = prepared.goal(KnownBefore()).incumbents
+    for entry in entries:
+        for name, incumbent in entry.incumbents.items():
+            if incumbent.backend == TRITON and incumbent.config != own.get(entry.point, {}).get(
+                name
+            ):
+                yield f"{entry.point}: the engine here has another {name} configuration"
+    at = {Candidate(entry.point, entry.config): entry for entry in entries}
+    for candidate, compiled in compile_all(prepared, workbench, list(at)).items():
+        said = at[candidate].compiled.shared_bytes
+        if not compiled.ok:
+            yield f"{candidate.point}: {compiled.detail or compiled.status.value}"
+        elif said not in (None, compiled.shared_bytes):
+            yield (
+                f"{candidate.point}: it has {said} bytes of shared memory, and its configuration "
+                f"compiles to {compiled.shared_bytes}"
+            )
+
+
+def _wrong_times(entries: Sequence[Entry]) -> Iterator[str]:
+    for entry in entries:
+        if entry.status not in WINNING or entry.status is Status.PREDICTED:
+            yield f"{entry.point}: it was not measured: {entry.status.value}"
+        elif entry.status is Status.OK and not (entry.median_us or 0) > 0:
+            yield f"{entry.point}: it has no time"
+
+
+def measured_again(prepared: PreparedRun, entries: Sequence[Entry]) -> PreparedRun:
+    """Return the run that measures the entries beside what the engine runs, without a search."""
+    claimed = {entry.point: entry.config for entry in entries if entry.point in prepared.points}
+    return replace(
+        prepared,
+        goal=lambda known: prepared.goal(replace(known, previous=claimed)),
+        strategy=lambda _: FixedStrategy([]),
+    )
