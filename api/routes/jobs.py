@@ -14,13 +14,14 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from api.asked import job_request
 from api.auth import Admin, Caller, Reader, Submitter, may_hurry
 from api.bodies import JsonRoute
 from api.errors import problem_of, problem_of_mistakes, request_id, responses
 from api.fields import JobId
 from api.pages.browser import wants_page
 from api.paging import JobPage, job_position, page_of, read_job_cursor
-from api.requests import RefusedJob, SubmitJob, SubmitJobs, job_request
+from api.requests import RefusedJob, SubmitJob, SubmitJobs
 from api.schemas_jobs import BatchOut, EventOut, JobOut, JobsOut, SubmittedOut
 from api.state import Api, ApiDep
 from api.streams import ENDS, FollowedJob

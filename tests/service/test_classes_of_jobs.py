@@ -13,7 +13,8 @@ from store_writer import KEY
 from tiers import only
 from typer.testing import CliRunner
 
-from api.requests import SubmitJob, job_request
+from api.asked import job_request
+from api.requests import SubmitJob
 from api.settings import ApiSettings
 from tuner.cli import app
 from tuner.cli.command_target import read_command_target
