@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     ConfigDict,
@@ -45,6 +45,7 @@ from tuner.problems.options import Option
 from tuner.problems.registry import families, problem_texts
 from tuner.store.api_key import check_name, parse_expiry, parse_scopes
 from tuner.store.database import utc_now
+from tuner.targets import families_named
 from tuner.tuning.request import Effort
 from workers.watches import check_model
 
@@ -74,6 +75,16 @@ Checkpoint = Annotated[
         max_length=200,
         pattern=PLAIN,
         description="Likewise how it stores experts, as the request of a job has it.",
+    ),
+]
+FamiliesField = Annotated[
+    Literal["all"] | list[Name],
+    refusing(families_named),
+    Field(
+        max_length=20,
+        description="Names of families, as GET /v1/models has them, or all: their problems, also "
+        "if servers read no files for them. Default: all problems whose files servers read.",
+        examples=["all", ["fused_moe", "attention"]],
     ),
 ]
 ServerFlags = Annotated[
@@ -138,6 +149,22 @@ if TYPE_CHECKING:
 else:
     SubmitJob = create_model("SubmitJob", __base__=_SubmitJob, **_family_fields())
 
+
+class _SubmitModel(_SubmitJob):
+    """A model to tune: a job for each of its problems that is worth it."""
+
+    families: FamiliesField = []
+    problems: list[Name] = Field(
+        [], max_length=100, description="Only these of them, as GET /v1/plan has them."
+    )
+
+
+if TYPE_CHECKING:
+
+    class SubmitModel(_SubmitModel, SubmitJob): ...
+
+else:
+    SubmitModel = create_model("SubmitModel", __base__=_SubmitModel, **_family_fields())
 
 MOST_JOBS = 100  # of one batch
 
