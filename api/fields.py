@@ -161,15 +161,15 @@ IN_WORDS = {
 }
 
 
-def refusing(check: Callable[[str], object], kind: str = REFUSED) -> AfterValidator:
-    """What refuses the texts for which `check` raises BadInput, as Pydantic refuses others.
+def refusing(check: Callable[[Any], object], kind: str = REFUSED) -> AfterValidator:
+    """What refuses a text or a list for which `check` raises BadInput, as Pydantic refuses others.
 
     So an answer names the mistakes of all fields, each at its place.
     """
 
     def checked(text: T) -> T:
         try:
-            if isinstance(text, str):
+            if isinstance(text, str | list):
                 check(text)
         except BadInput as error:
             said = {"words": error.in_api_words(), "on_page": error.in_page_words()}

@@ -15,13 +15,26 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field
 
 from api.examples import EXAMPLE_PROBLEM
-from api.fields import Cursor, DeviceName, EngineName, EngineSpec, Name, Strict
+from api.fields import (
+    Cursor,
+    DeviceName,
+    EngineName,
+    EngineSpec,
+    KnownDevice,
+    Measure,
+    Name,
+    Strict,
+)
 from api.matrix import CellState, MatrixOrder, RowFilter
+from api.requests import ModelText, ServerFlags, SubmitModel
 from api.settings import SERVER_ARGS
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.jobs.job import Job, JobState
 from tuner.jobs.queue import JobQuery
+from tuner.problems.dtypes import Dtype
+from tuner.problems.options import COUNT
+from tuner.tuning.request import Effort
 
 Next = Annotated[str | None, Field(description="`after` of the next page; null on the last.")]
 
@@ -110,6 +123,24 @@ class ExportIn(Strict):
         description="Flags and variables that servers are started with. They decide what runs "
         "without the files, and so which files are faster and are exported.",
     )
+
+
+class PlanQuery(Strict):
+    """The model to plan, and how it is served."""
+
+    model: ModelText
+    device: KnownDevice
+    tp: int = Field(1, ge=COUNT.ge, le=COUNT.le, description="Tensor-parallel size.")
+    ep: int = Field(1, ge=COUNT.ge, le=COUNT.le, description="Expert-parallel size.")
+    dtype: Dtype | None = Field(None, description="Default: the model's own.")
+    engine: EngineSpec = "sglang"
+    server_args: ServerFlags = ""
+    measure: Measure = "gpu"
+    effort: Effort = Effort.STANDARD
+
+    def body(self) -> SubmitModel:
+        """The body that would queue the jobs of the plan."""
+        return SubmitModel.model_validate(self.model_dump(mode="json", exclude_unset=True))
 
 
 T = TypeVar("T")

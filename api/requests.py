@@ -1,4 +1,4 @@
-"""The fields of bodies, and the jobs and watches that they become.
+"""The fields of bodies.
 
 An unknown field is refused, and the nearest known one is named. No client can make this read a file
 of its choice.
@@ -7,10 +7,9 @@ of its choice.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     ConfigDict,
@@ -41,24 +40,14 @@ from api.fields import (
     refusing,
 )
 from api.settings import CLUSTER_CHARS, SERVER_ARGS
-from tuner.devices.table import find_device
-from tuner.engines.engine import parse_spec
-from tuner.engines.settings import server_settings
-from tuner.errors import BadInput, IndivisibleShape
-from tuner.jobs.job import JobRequest, refuse_undoable
-from tuner.jobs.workers import JobRequirements, WorkerStatus, engine_version_here
-from tuner.models.serving import Note, Serving
 from tuner.problems.dtypes import Dtype
 from tuner.problems.options import Option
-from tuner.problems.points import ServerSettings
 from tuner.problems.registry import families, problem_texts
-from tuner.problems.results import MeasureKind
 from tuner.store.api_key import check_name, parse_expiry, parse_scopes
 from tuner.store.database import utc_now
-from tuner.targets import TuningTarget, as_flags_say, only_problem, resolve_target, server_for
+from tuner.targets import families_named
 from tuner.tuning.request import Effort
-from workers.settings import Settings
-from workers.watches import Watch, check_model, is_preset, model_name, named, read_watch
+from workers.watches import check_model
 
 ModelText = Annotated[
     str,
@@ -86,6 +75,16 @@ Checkpoint = Annotated[
         max_length=200,
         pattern=PLAIN,
         description="Likewise how it stores experts, as the request of a job has it.",
+    ),
+]
+FamiliesField = Annotated[
+    Literal["all"] | list[Name],
+    refusing(families_named),
+    Field(
+        max_length=20,
+        description="Names of families, as GET /v1/models has them, or all: their problems, also "
+        "if servers read no files for them. Default: all problems whose files servers read.",
+        examples=["all", ["fused_moe", "attention"]],
     ),
 ]
 ServerFlags = Annotated[
@@ -150,6 +149,22 @@ if TYPE_CHECKING:
 else:
     SubmitJob = create_model("SubmitJob", __base__=_SubmitJob, **_family_fields())
 
+
+class _SubmitModel(_SubmitJob):
+    """A model to tune: a job for each of its problems that is worth it."""
+
+    families: FamiliesField = []
+    problems: list[Name] = Field(
+        [], max_length=100, description="Only these of them, as GET /v1/plan has them."
+    )
+
+
+if TYPE_CHECKING:
+
+    class SubmitModel(_SubmitModel, SubmitJob): ...
+
+else:
+    SubmitModel = create_model("SubmitModel", __base__=_SubmitModel, **_family_fields())
 
 MOST_JOBS = 100  # of one batch
 
@@ -317,97 +332,3 @@ class NightIn(Strict):
         Flag, Field(description="Answer what would be queued, and queue nothing.")
     ] = False
     force: Annotated[Flag, Field(description="Do it again if it was done today.")] = False
-
-
-def job_request(
-    body: SubmitJob, settings: Settings, workers: Sequence[WorkerStatus]
-) -> tuple[JobRequest, list[str]]:
-    """The job, for one version of its engine, and what was assumed of its model.
-
-    Raises BadInput, which says which field is wrong if it is known; for fields that do not apply to
-    the problem, OptionsRefused.
-    """
-    with _in_field("measure"):
-        check_measure(body.measure, settings)
-    asked = JobRequirements(
-        find_device(body.device).name, body.measure == MeasureKind.GPU.value, body.engine
-    )
-    engine = asked.pinned(workers, engine_version_here(body.engine)).engine
-    with _in_field("server_args"):
-        flags = server_settings(body.server_args)
-    with _in_field("model"):
-        target, label = _target(body, engine, flags)
-        problem = only_problem(target)
-    shaping = body.fields(target.family.shaping)
-    request = JobRequest(
-        problem=problem,
-        device=find_device(body.device).name,
-        engine=engine,
-        measure=body.measure,
-        selection=target.family.read_selection(problem, body.fields(target.family.selecting)),
-        effort=body.effort,
-        wide=body.fields(target.family.searching).get("wide"),
-        seed=body.seed,
-        model=body.name or label,
-        server=server_for(
-            _model_of(body, target), problem, asked.engine, flags, shaping.get("ep", 1)
-        ),
-    )
-    with _in_field("model"):
-        refuse_undoable(request)
-    notes = [note.api if isinstance(note, Note) else note for note in target.notes]
-    return request, notes
-
-
-@contextmanager
-def _in_field(name: str) -> Iterator[None]:
-    """Say of a mistake that it is in that field, if no other one is known to be wrong."""
-    try:
-        yield
-    except BadInput as error:
-        error.field = error.field or ("tp" if isinstance(error, IndivisibleShape) else name)
-        raise
-
-
-def watch_of(body: WatchIn, settings: Settings) -> Watch:
-    """The watch as it is stored, see `named`. Raises BadInput."""
-    with _in_field("measure"):
-        check_measure(body.measure, settings)
-    with _in_field("server_args"):
-        server_settings(body.server_args)
-    return named(read_watch(body.model_dump(mode="json")))
-
-
-def check_measure(measure: str, settings: Settings) -> None:
-    """Raises BadInput for a replay on a server that has no folder of recordings."""
-    if measure.startswith("replay:") and settings.recordings is None:
-        raise BadInput("this server replays no recordings: TUNER_RECORDINGS names no folder")
-
-
-def _model_of(body: SubmitJob, target: TuningTarget) -> ServerSettings:
-    """The class and the checkpoint of the model; of a problem, as the body says them."""
-    return target.server or ServerSettings(body.architecture, body.checkpoint)
-
-
-def _target(body: SubmitJob, engine: str, flags: Mapping[str, str]) -> tuple[TuningTarget, str]:
-    """The resolved problem, and the model's name where it has one."""
-    every = (option for family in families() for option in family.shaping)
-    # A default is nothing that the server's flags could contradict.
-    sent = [option for option in every if option.name in body.model_fields_set]
-    name, version = parse_spec(engine)
-    serving = Serving(
-        engine=name,
-        engine_version=version,
-        device=find_device(body.device),
-        tp=body.tp,
-        dtype=body.dtype,
-        options=body.fields(sent),
-    )
-    serving = as_flags_say(serving, flags)
-    given = body.given()
-    if isinstance(body.model, dict):
-        name = body.name or "config.json"
-        data = json.dumps(body.model).encode()
-        return resolve_target(data, serving, name=name, given=given), name
-    text = model_name(body.model)
-    return resolve_target(text, serving, given=given), text if is_preset(text) else ""

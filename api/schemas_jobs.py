@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.errors import ProblemDetails
 from api.paging import Next
+from tuner.export.plan import FoundFile, Reads
 from tuner.jobs.job import JobState
 from tuner.problems.results import Status
 
@@ -98,6 +99,71 @@ class BatchOut(BaseModel):
     """The answers to a batch, in the order of its jobs."""
 
     jobs: list[BatchItemOut]
+
+
+class LeftOutOut(BaseModel):
+    """What of a model is not queued."""
+
+    what: str = Field(description="A problem, or families of kernels in words.")
+    why: str
+
+
+class SubmittedModelOut(BaseModel):
+    """The jobs of a model."""
+
+    jobs: list[SubmittedOut]
+    left_out: list[LeftOutOut]
+    notes: list[str] = Field(description="What was assumed about the model.")
+
+
+class KernelOut(BaseModel):
+    """A kernel that servers run."""
+
+    kernel: str
+    backend: str
+    triton: bool
+    condition: str | None = Field(alias="if")
+    source: str
+
+
+class RunsOut(BaseModel):
+    """What servers run, by the rules that were read of an engine's release."""
+
+    line: str = Field(description="All of it in words.")
+    rules_of: str
+    kernels: list[KernelOut] = Field(description="The first whose condition holds is run.")
+    to_triton: dict[str, str] = Field(description="Flags with which servers read tuned files.")
+    needs: dict[str, str] = Field(description="Flags without which servers do not start.")
+    problems: list[str]
+
+
+class ProblemPlanOut(BaseModel):
+    """A problem of a model, and what is known of it before it is tuned."""
+
+    problem: str
+    family: str
+    runs: RunsOut | None = Field(description="Null: not known.")
+    reads_files: Reads
+    file: FoundFile = Field(description="That servers would find today.")
+    file_triton: str | None = Field(description="Of a shipped file that another Triton made.")
+    gain: float | None = Field(description="The mean of the stored gains.")
+    gain_from: Status | None
+    gain_stale: str | None = Field(description="Why the stored gain does not count.")
+    not_measured: list[str] = Field(description="Kernels that tuning does not measure, in words.")
+    gpu_s: float | None = Field(description="An estimate of the seconds that a GPU is needed.")
+    tune: bool
+    left_out: str | None = Field(description="Why it is not worth tuning.")
+
+
+class PlanOut(BaseModel):
+    """The plan of a model: its problems on a device, and which of them are worth tuning."""
+
+    device: str
+    engine: str
+    summary: str
+    problems: list[ProblemPlanOut]
+    left_out: list[LeftOutOut] = Field(description="Families that the model may have.")
+    notes: list[str] = Field(description="What was assumed about the model.")
 
 
 class JobsOut(BaseModel):

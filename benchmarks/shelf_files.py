@@ -17,9 +17,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tuner.engines.sidecars import PROVENANCE
+
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine, kernel_hash
-from tuner.engines.sidecars import PROVENANCE
 from tuner.export.advice import Advice
 from tuner.export.export import choose, export
 from tuner.problems.registry import family_of

@@ -17,9 +17,10 @@ from tuner.errors import (
     LacksLayers,
     OptionsRefused,
     UnsupportedFamily,
+    did_you_mean,
 )
 from tuner.models.model import Model
-from tuner.models.serving import Resolved, Serving
+from tuner.models.serving import Note, Resolved, Serving
 from tuner.models.table import find_model, model_or_none
 from tuner.problems.points import UNKNOWN_SERVER, Problem, ServerSettings
 from tuner.problems.registry import Family, families, find_family, parse_problem
@@ -54,6 +55,41 @@ def read_target(target: str | bytes, name: str = "config.json") -> Target:
     return Target(target, model=find_model(target))
 
 
+class LeftOut(Note):
+    """A sentence that says what of a model is left out, and why."""
+
+    what: str
+    why: str  # in the API's words
+
+    @classmethod
+    def of(cls, what: str, error: BadInput) -> LeftOut:
+        """Return the sentence about families that an error leaves out."""
+        note = cls(f"left out {what}: {error.message}", cli=error.cli, api=error.api)
+        note.what, note.why = what, error.in_api_words()
+        return note
+
+
+ALL = "all"  # in place of families' names: all of them, whether or not servers read their files
+FamilyNames = Sequence[str]  # names, or ALL; none: the families whose files servers read
+
+
+def families_named(names: FamilyNames) -> Sequence[Family]:
+    """Return the families of these names, all for ALL and for none. Raises BadInput."""
+    known = {one.name: one for one in families()}
+    for name in () if names == ALL else names:
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise BadInput(f"unknown family {name!r}{near}: name some of {', '.join(known)}")
+    return [one for one in families() if names == ALL or not names or one.name in names]
+
+
+def read_family_names(text: str) -> FamilyNames:
+    """Read `all`, or names with commas between them; "" names none. Raises BadInput."""
+    names = ALL if text == ALL else tuple(filter(None, map(str.strip, text.split(","))))
+    families_named(names)
+    return names
+
+
 @dataclass(frozen=True)
 class TuningTarget:
     """The problems of one family that a target stands for."""
@@ -83,7 +119,7 @@ def resolve_target(
     found = target if isinstance(target, Target) else read_target(target, name)
     chosen = family or found.family or families()[0]
     own = found.family if found.family and found.is_problem else chosen
-    refuse_options(own, given, of_problem=found.is_problem)
+    refuse_options([own], given, of_problem=found.is_problem)
     if found.is_problem and chosen is own:
         return TuningTarget(chosen, (parse_problem(found.text),), (), is_model=False)
     if found.model is None:
@@ -98,6 +134,23 @@ def resolve_target(
     server = server_of_model(found.model)
     notes = (*_not_served(server.architecture, serving), *resolved.notes)
     return TuningTarget(chosen, resolved.problems, notes, True, server)
+
+
+def resolve_model(
+    target: str | Target, serving: Serving, names: FamilyNames = (), given: Iterable[str] = ()
+) -> list[TuningTarget]:
+    """The problems of each of these families of a model; of a problem or a line, its own.
+
+    `given` names the fields that were set. Raises as `resolve_all`, `resolve_target` and
+    `families_named` do.
+    """
+    found = target if isinstance(target, Target) else read_target(target)
+    among, given = families_named(names), list(given)
+    if found.model is None:
+        return [resolve_target(found, serving, given=given)]
+    targets = resolve_all(found.model, serving, among)
+    refuse_options([one.family for one in targets], given)
+    return targets
 
 
 def _of_line(
@@ -126,13 +179,20 @@ def server_of_model(model: Model | None) -> ServerSettings:
 def server_for(
     model: ServerSettings, problem: Problem, engine: str, flags: Mapping[str, str], ep: int = 1
 ) -> ServerSettings:
+    """Of `all_settings`, those that decide which kernel the server runs. Raises BadInput."""
+    name, _ = parse_spec(engine)
+    return settings_to_keep(name, problem, all_settings(model, engine, flags, ep))
+
+
+def all_settings(
+    model: ServerSettings, engine: str, flags: Mapping[str, str], ep: int = 1
+) -> dict[str, str]:
     """The settings of a server of a model that is started with flags, on `ep` ranks of experts.
 
     `engine` is its name or its name and version. Raises BadInput.
     """
     name, _ = parse_spec(engine)
-    settings = {**settings_kept(model), **with_experts(name, flags, ep)}
-    return settings_to_keep(name, problem, settings)
+    return {**settings_kept(model), **with_experts(name, flags, ep)}
 
 
 def as_flags_say(serving: Serving, settings: Mapping[str, str]) -> Serving:
@@ -195,17 +255,17 @@ def resolve_all(
         else:
             problems, notes = resolved.problems, resolved.notes
             found.append(TuningTarget(family, problems, notes, True, server))
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, tuple[BadInput, list[str]]] = {}
     refused = refused if found or refused else unread
     may_have = [one for one in refused if not isinstance(one[1], LacksLayers)]
     for family, refusal in may_have:
-        reasons.setdefault(str(refusal), []).append(family.title)
+        reasons.setdefault(str(refusal), (refusal, []))[1].append(family.title)
     if not found:
         if len(reasons) < 2:
             raise (may_have or refused)[0][1]
-        whys = (f"{listed(titles)}: {why}" for why, titles in reasons.items())
+        whys = (f"{listed(titles)}: {why}" for why, (_, titles) in reasons.items())
         raise BadProblem("\n- ".join(["nothing of it can be tuned:", *whys]))
-    left_out = tuple(f"left out {listed(titles)}: {why}" for why, titles in reasons.items())
+    left_out = tuple(LeftOut.of(listed(titles), why) for why, titles in reasons.values())
     notes = (*_not_served(server.architecture, serving), *left_out, *found[0].notes)
     return [replace(found[0], notes=notes), *found[1:]]
 
@@ -296,15 +356,18 @@ def _problems(family: Family, model: Model, serving: Serving) -> Resolved:
     return resolved
 
 
-def refuse_options(family: Family, given: Iterable[str], *, of_problem: bool = False) -> None:
-    """Raises OptionsRefused, which names all given fields that do not apply to a family.
+def refuse_options(
+    own: Sequence[Family], given: Iterable[str], *, of_problem: bool = False
+) -> None:
+    """Raises OptionsRefused, which names all given fields that apply to none of some families.
 
     With `of_problem`, the fields that say how a model is served do not apply either, because a
     problem's sizes are those of one rank.
     """
-    known = {option.name for option in family.options}
+    known = {option.name for family in own for option in family.options}
     others = [(one.title, o) for one in families() for o in one.options if o.name not in known]
-    flags = {"tp": "--tp", "dtype": "--dtype"} | {o.name: o.flag for o in family.shaping}
+    flags = {"tp": "--tp", "dtype": "--dtype"}
+    flags |= {option.name: option.flag for family in own for option in family.shaping}
     titles: dict[str, list[str]] = {}
     for title, option in others:
         titles.setdefault(option.name, []).append(title)

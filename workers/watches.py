@@ -144,7 +144,7 @@ class Watch:
         target = resolve_target(model, as_flags_say(serving, flags))
         problem = only_problem(target)
         sizes = {"batch_sizes": self.batch_sizes} if self.batch_sizes else {}
-        refuse_options(target.family, sizes)
+        refuse_options([target.family], sizes)
         request = JobRequest(
             problem=problem,
             device=find_device(device).name,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
@@ -27,23 +28,34 @@ from api.pages.winners import (
     speedup_of,
 )
 from api.paging import JobPage, Page
-from api.requests import SubmitJob
-from api.routes.jobs import cancel_job, delete_job, get_job, list_jobs, retry_job, submit_job
+from api.requests import SubmitJob, SubmitModel
+from api.routes.jobs import (
+    cancel_job,
+    delete_job,
+    get_job,
+    list_jobs,
+    retry_job,
+    submit_job,
+    submit_model,
+)
 from api.routes.results import get_progress, list_trials, list_winners
-from api.routes.service import list_devices, list_models
+from api.routes.service import list_devices, list_models, plan_body
 from api.state import ApiDep
 from tuner.errors import BadInput, NotRetriable, UnknownJob
 from tuner.jobs.job import MAX_ATTEMPTS, JobState
 from tuner.problems.dtypes import Dtype
+from tuner.problems.registry import is_problem
 from tuner.problems.results import Status
 from tuner.store.api_key import Scope
 from tuner.tuning.request import Effort
+from workers.watches import is_preset
 
 router = APIRouter(prefix="/jobs", include_in_schema=False)
 
 MOST_EVENTS = 1000  # of a job's page; further ones arrive as they happen
 MOST_FAILURES = 3  # reasons that a page names
 _SOME_TRIALS = Page(limit=200)  # that it looks at for them
+_TICK = "tick "  # before a problem, the name of its box
 _NUMBERS = ("tp", "ep", "seed")
 _WHOLE = re.compile(r"[0-9]{1,15}")
 
@@ -104,15 +116,41 @@ def show_form(request: Request, caller: Submitter) -> Response:
 
 @router.post("")
 def post_job(request: Request, form: Posted, caller: Submitter, api: ApiDep) -> Response:
-    """Queue the job of a form; with a mistake, show the form again and say what it is."""
-    body = _body_of(form)
-    try:
+    """Queue the job of a form for a problem; of a form for a model, go to its plan."""
+    given = {name: value for name, value in form.items() if name != "plan"}
+
+    def answer(body: Mapping[str, Any]) -> Response:
+        if "plan" in form or is_preset(given.get("model", "")):
+            plan_body(SubmitModel.model_validate(body), api)
+            return go(request, f"jobs/plan?{urlencode(given)}")
         job = submit_job(SubmitJob.model_validate(body), request, Response(), caller, api)
-    except ValidationError as error:
-        return _form(request, caller, form, mistakes_in(error, body))
-    except BadInput as error:
-        return _form(request, caller, form, refused_in(error, "model"))
-    return go(request, f"jobs/{job['id']}")
+        return go(request, f"jobs/{job['id']}")
+
+    return _or_form(request, caller, given, answer)
+
+
+@router.get("/plan")
+def show_plan(request: Request, caller: Submitter, api: ApiDep) -> Response:
+    """Show the problems of a model, before anything is queued."""
+    return _plan(request, caller, api, dict(request.query_params))
+
+
+@router.post("/plan")
+def queue_plan(request: Request, form: Posted, caller: Submitter, api: ApiDep) -> Response:
+    """Queue the jobs of the problems that are ticked."""
+    ticked = [name.removeprefix(_TICK) for name in form if name.startswith(_TICK)]
+    given = {name: value for name, value in form.items() if not name.startswith(_TICK)}
+    if not ticked:
+        return _plan(request, caller, api, given, "no box is ticked: tick what is to be tuned")
+
+    def answer(body: Mapping[str, Any]) -> Response:
+        asked = SubmitModel.model_validate({**body, "problems": ticked})
+        jobs = submit_model(asked, request, Response(), caller, api)["jobs"]
+        if len(jobs) == 1:
+            return go(request, f"jobs/{jobs[0]['id']}")
+        return go(request, f"jobs?{urlencode({'model': jobs[0]['request']['model']})}")
+
+    return _or_form(request, caller, given, answer)
 
 
 @router.get("/{job_id}")
@@ -191,6 +229,33 @@ def delete(job_id: JobId, request: Request, form: Posted, caller: Admin, api: Ap
     return go(request, "jobs")
 
 
+def _plan(
+    request: Request, caller: Submitter, api: ApiDep, given: Mapping[str, str], mistake: str = ""
+) -> Response:
+    def answer(body: Mapping[str, Any]) -> Response:
+        plan = plan_body(SubmitModel.model_validate(body), api)
+        status = 422 if mistake else 200
+        return page(request, "plan", status, given=given, plan=plan, mistake=mistake, tick=_TICK)
+
+    return _or_form(request, caller, given, answer)
+
+
+def _or_form(
+    request: Request,
+    caller: Submitter,
+    given: Mapping[str, str],
+    answer: Callable[[Mapping[str, Any]], Response],
+) -> Response:
+    """Answer the body of a form; with a mistake, show the form again and say what it is."""
+    body = _body_of(given)
+    try:
+        return answer(body)
+    except ValidationError as error:
+        return _form(request, caller, given, mistakes_in(error, body))
+    except BadInput as error:
+        return _form(request, caller, given, refused_in(error, "model"))
+
+
 def _form(
     request: Request,
     caller: Submitter,
@@ -202,6 +267,7 @@ def _form(
         "job_form",
         422 if mistakes else 200,
         given={**given, "device": full_name(given.get("device", ""))},
+        of_problem=is_problem(given.get("model", "")),
         mistakes=mistakes or {},
         devices=list_devices(caller)["devices"],
         models=list_models(caller)["models"],

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from starlette.exceptions import HTTPException
 
+from api.asked import watch_of
 from api.auth import Admin, Reader
 from api.bodies import JsonRoute
 from api.errors import responses
@@ -24,7 +25,7 @@ from api.paging import (
     read_one,
     read_pair,
 )
-from api.requests import HideIn, NightIn, WatchIn, watch_of
+from api.requests import HideIn, NightIn, WatchIn
 from api.schemas_service import (
     HeldPageOut,
     MatrixOut,

@@ -14,14 +14,22 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from api.asked import asked_model, in_api_words, job_request, jobs_of
 from api.auth import Admin, Caller, Reader, Submitter, may_hurry
 from api.bodies import JsonRoute
 from api.errors import problem_of, problem_of_mistakes, request_id, responses
 from api.fields import JobId
 from api.pages.browser import wants_page
 from api.paging import JobPage, job_position, page_of, read_job_cursor
-from api.requests import RefusedJob, SubmitJob, SubmitJobs, job_request
-from api.schemas_jobs import BatchOut, EventOut, JobOut, JobsOut, SubmittedOut
+from api.requests import RefusedJob, SubmitJob, SubmitJobs, SubmitModel
+from api.schemas_jobs import (
+    BatchOut,
+    EventOut,
+    JobOut,
+    JobsOut,
+    SubmittedModelOut,
+    SubmittedOut,
+)
 from api.state import Api, ApiDep
 from api.streams import ENDS, FollowedJob
 from tuner.errors import BadInput, IdempotencyConflict, UnusableStore
@@ -134,6 +142,44 @@ def submit_jobs(
     if answers and answers[0].replayed:
         response.headers["Idempotent-Replayed"] = "true"
     return {"jobs": items}
+
+
+@router.post(
+    ":model",
+    response_model=SubmittedModelOut,
+    response_model_exclude_unset=True,
+    responses={
+        **responses(409, 415),
+        200: {"description": "All of these jobs are in the store, or none after an error."},
+    },
+)
+def submit_model(
+    body: SubmitModel,
+    request: Request,
+    response: Response,
+    caller: Submitter,
+    api: ApiDep,
+    idempotency_key: IdempotencyKey = None,
+) -> dict[str, Any]:
+    """Queue a job for each problem of a model, by default if servers read files for it.
+
+    One idempotency key stands for all of them: a repetition answers the same jobs.
+    """
+    if body.urgent:
+        may_hurry(caller)
+    _admit(request, api, caller)
+    asked = asked_model(body, api.settings.service, api.fleet.workers())
+    jobs = jobs_of(asked, body)
+    wanted = [(one, _priority(body)) for one in jobs.requests]
+    answers = _submit(wanted, body, caller, api, idempotency_key) if wanted else []
+    _announce(answers, api)
+    if answers and answers[0].replayed:
+        response.headers["Idempotent-Replayed"] = "true"
+    return {
+        "jobs": [_answer(answer, [], api) for answer in answers],
+        "left_out": [{"what": one.what, "why": one.why} for one in jobs.left_out],
+        "notes": in_api_words(jobs.notes),
+    }
 
 
 def _admit(request: Request, api: Api, caller: Caller) -> None:

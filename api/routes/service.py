@@ -6,19 +6,22 @@ from collections.abc import Collection
 from functools import cache
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query, Response
 
+from api.asked import asked_model, in_api_words, plan_of
 from api.auth import Admin, Reader
 from api.bodies import JsonRoute
 from api.errors import responses
-from api.requests import KeyIn
+from api.paging import PlanQuery
+from api.requests import KeyIn, SubmitModel
+from api.schemas_jobs import PlanOut
 from api.schemas_service import DevicesOut, KeysOut, ModelsOut, NewKeyOut, StatusOut, WorkersOut
 from api.state import Api, ApiDep
 from tuner.devices.table import devices
 from tuner.models.table import presets
 from tuner.store.api_key import ApiKey, parse_expiry, parse_scopes, scope_names
 from tuner.store.database import utc_now
-from tuner.targets import families_of
+from tuner.targets import LeftOut, families_of
 from workers.metrics import CONTENT_TYPE
 
 health = APIRouter(tags=["health"])
@@ -148,6 +151,25 @@ def list_devices(caller: Reader) -> dict[str, Any]:
 def list_models(caller: Reader) -> dict[str, Any]:
     """List the models known by name."""
     return {"models": _models()}
+
+
+@tables.get("/plan", response_model=PlanOut, responses=responses())
+def plan_model(asked: Annotated[PlanQuery, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
+    """Say which kernel servers run for each problem of a model, and what tuning would bring."""
+    return plan_body(asked.body(), api)
+
+
+def plan_body(body: SubmitModel, api: Api) -> dict[str, Any]:
+    """The plan of the model of a body. Raises BadInput."""
+    asked = asked_model(body, api.settings.service, api.fleet.workers())
+    notes = [note for target in asked.targets for note in target.notes]
+    left_out = [note for note in notes if isinstance(note, LeftOut)]
+    return {
+        **plan_of(asked, api).as_json(),
+        "engine": asked.engine,
+        "left_out": [{"what": one.what, "why": one.why} for one in left_out],
+        "notes": in_api_words(note for note in notes if not isinstance(note, LeftOut)),
+    }
 
 
 @cache

@@ -85,7 +85,7 @@ def test_what_a_server_s_log_shows_travels_with_the_jobs_of_all_families(tuner, 
     log = tmp_path / "server.log"
     log.write_text(SERVED)
     options = ("deepseek-r1", "--device", "H200", "--tp", "8", "--workload", str(log))
-    layer = tuner("submit", *options, "--json")
+    layer = tuner("submit", *options, "--families", "fused_moe", "--json")
     assert json.loads(layer.stdout)["request"]["batch_sizes"] == [8, 512]
     attention = tuner("submit", *options, "--attention", "--json")
     points = {
@@ -120,7 +120,7 @@ def test_a_model_s_attention_is_a_job_for_each_problem(tuner):
 
 def test_all_families_of_a_model_are_jobs(tuner):
     options = ("deepseek-r1", "--device", "H200", "--tp", "8", "--batch-sizes", "1,2")
-    posted = tuner("submit", *options, "--workload", "offline", "--all", "--json")
+    posted = tuner("submit", *options, "--workload", "offline", "--families", "all", "--json")
     assert "also has" not in posted.stderr
     requests = [job["request"] for job in json.loads(posted.stdout)["jobs"]]
     kinds = {request["problem"].partition(":")[0] for request in requests}
@@ -131,10 +131,14 @@ def test_all_families_of_a_model_are_jobs(tuner):
             assert request["batch_sizes"] == [1, 2]
         if "attention" in request["problem"]:
             assert (request["workload"], "batch_sizes" in request) == ("offline", False)
-    one = tuner("submit", *options, "--json")
-    assert "deepseek-r1 also has attention (--attention)" in one.stderr
-    assert "--all tunes everything" in one.stderr
-    assert json.loads(one.stdout)["request"] in requests
+    for every in ((), ("--all",)):
+        read = tuner("submit", *options, *every, "--json")
+        assert "left out extend_attention:" in read.stderr  # an H200's servers read no file for it
+        read = [job["request"] for job in json.loads(read.stdout)["jobs"]]
+        assert {one["problem"].partition(":")[0] for one in read} == {"fused_moe", "block_gemm"}
+        assert all(one in requests for one in read)
+    one = tuner("submit", *options, "--families", "fused_moe", "--json")
+    assert json.loads(one.stdout)["request"] in read
 
 
 OF_A_LAYER = (
@@ -197,6 +201,8 @@ BAD_INPUT = [
     (("jobs", "--state", "runing"), "did you mean 'running'"),
     (("jobs", "--device", "L40X"), "did you mean 'L40'"),
     (("submit", "deepseek-r1", "--device", "L40X"), "did you mean 'L40'"),
+    ((*OF_QWEN, "--families", "fused_mo"), "unknown family 'fused_mo'; did you mean 'fused_moe'?"),
+    ((*OF_QWEN, "--families", "all", "--attention"), "leave --attention out"),
     ((*REPLAY, "guess"), "unknown way of measuring"),
     (("nightly", "--last"), "there was no night yet"),
     (("nightly", "--watch-list", "none.toml"), "No such file"),
@@ -249,7 +255,8 @@ def test_a_night_is_shown_before_and_after(tuner, tmp_path):
 
 
 def test_a_list_says_what_each_job_is_of_how_old_it_is_and_why_it_waits(tuner, monkeypatch):
-    posted = tuner("submit", "deepseek-r1", "--tp", "8", "--device", "H20", "--engine", "sglang")
+    model = ("deepseek-r1", "--tp", "8", "--device", "H20", "--engine", "sglang")
+    posted = tuner("submit", *model, "--families", "fused_moe")
     job_id = posted.stdout.strip()
     why = "no worker with NVIDIA_H20 and sglang"
     monkeypatch.delenv("COLUMNS", raising=False)  # as in a pipe

@@ -13,7 +13,8 @@ from store_writer import KEY
 from tiers import only
 from typer.testing import CliRunner
 
-from api.requests import SubmitJob, job_request
+from api.asked import job_request
+from api.requests import SubmitJob
 from api.settings import ApiSettings
 from tuner.cli import app
 from tuner.cli.family_options import FamilyChoice
@@ -79,6 +80,7 @@ def test_a_posted_job_has_the_class(server, subtests):
 def test_a_submitted_job_has_the_class_here_and_on_a_server(server, store_url, monkeypatch):
     monkeypatch.setenv("TUNER_DATABASE_URL", store_url)
     words = ["submit", NANO.name, "--device", "H100", "--engine", ENGINE, "--measure", "predict"]
+    words += ["--families", "fused_moe"]
     here = CliRunner().invoke(app, [*words, "--json"])
     there = CliRunner().invoke(app, [*words, "--json", "--server", server.url])
     for done in (here, there):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from html import escape, unescape
-from urllib.parse import quote
+from urllib.parse import quote, urljoin
 
 import pytest
 from api_server import ENTRY, NEVER, Server, serving, work
@@ -42,8 +42,10 @@ WORKER = WorkerInfo("w-1", STEERING, STEERING, "", "", None, (STEERING,), {"trit
 PAGES = (
     *("/", "/jobs", "/jobs/new", "/workers", "/nights", "/watches", "/keys", "/exports"),
     *("/exports/L40S", "/bundles", "/devices", "/models", "/compare", "/sessions"),
+    "/jobs/plan?model=deepseek-r1&device=L40S&tp=8",
     *("/?state=nothing&tick=true", "/?device=NVIDIA_A100_80GB_PCIe", "/watches?models=glm-4.5"),
 )
+HIDDEN = re.compile(r'type="hidden" name="([^"]+)" value="([^"]*)"')
 RESULT = f"/results?problem={quote(PROBLEM.spec())}&device=L40S"
 
 
@@ -115,7 +117,7 @@ def opened(server: Server) -> dict[str, str]:
 # The last words of addresses to which forms are sent, and of event streams.
 POSTED = (
     *("cancel", "chosen", "retry", "drain", "resume", "remove", "hide", "rotate", "revoke"),
-    *("logout", "several", "withdraw", "delete", "end-others", "events"),
+    *("logout", "several", "plan", "withdraw", "delete", "end-others", "events"),
 )
 
 
@@ -212,7 +214,18 @@ def test_a_form_queues_a_job_or_says_what_is_wrong(server: Server, visitor: Visi
     fields = {"model": "mixtral-8x7b", "device": "L40S", "measure": "predict", "tp": "8"}
     answer = visitor.post("/jobs", {**fields, "batch_sizes": "1, 64", "effort": "quick"})
     assert answer.status == 303, answer.body
-    html = visitor.open("/" + answer.headers["location"].removeprefix("./"))
+    before = server.app.state.api.jobs.list()
+    path = "/" + answer.headers["location"].removeprefix("./")
+    html = visitor.open(path)
+    assert "mixtral-8x7b" in html and "Nothing is queued yet" in html
+    assert server.app.state.api.jobs.list() == before
+    given = {name: unescape(value) for name, value in HIDDEN.findall(html) if name != "proof"}
+    (tick,) = re.findall(r'name="(tick [^"]+)" value="true" checked', html)  # the rest is measured
+    assert "the times of attention are not predicted" in html
+    none = visitor.post("/jobs/plan", given)
+    assert (none.status, b"no box is ticked" in none.body) == (422, True)
+    answer = visitor.post("/jobs/plan", {**given, unescape(tick): "true"})
+    html = visitor.open(urljoin("/jobs/plan", answer.headers["location"]))
     assert "mixtral-8x7b" in html and "queued" in html
     for wrong, said in (
         ({"model": "mixtrall"}, "did you mean"),

@@ -69,17 +69,40 @@ def new_job(page: Page, server: Server) -> None:
     page.goto("/jobs/new")
     wrong = {"model": "deepseek-r11", "tp": "abc", "engine": "sglangg", "measure": "predikt"}
     fill(page, wrong)
-    page.get_by_role("button", name="Queue the job").click()
+    page.get_by_role("button", name="Show the plan").click()
     said(page, "model", "did you mean 'deepseek-r1'")
     said(page, "tp", "should be a number")
     said(page, "measure", "did you mean 'predict'")
     said(page, "engine", "did you mean 'sglang'")
     fill(page, {"model": "mixtral-8x7b", "tp": "3", "engine": "sglang", "measure": "predict"})
-    page.get_by_role("button", name="Queue the job").click()
+    page.get_by_role("button", name="Show the plan").click()
     said(page, "tp", "the nearest that works is tp=")
     fill(page, {"tp": "8"})
-    page.get_by_role("button", name="Queue the job").click()
+    page.get_by_role("button", name="Show the plan").click()
+    expect(page.locator("h1")).to_contain_text("mixtral-8x7b TP 8 on")
+    page.get_by_role("button", name="Queue 1 job").click()
     expect(page.locator(".facts .badge")).to_have_text("queued")
+
+
+def plan(page: Page, server: Server) -> None:
+    page.goto("/jobs/plan?model=deepseek-r1&tp=8&device=L40S&engine=sglang==0.5.16")
+    boxes = page.locator("input[type=checkbox]")
+    expect(boxes).to_have_count(10)
+    expect(page.locator("tbody tr").nth(3)).to_contain_text("about 21 s")
+    for box in boxes.all():
+        box.uncheck()
+    expect(page.get_by_role("button", name="Queue 0 jobs")).to_be_disabled()
+    page.evaluate("for (const one of document.querySelectorAll('.boxes button')) one.disabled = 0")
+    page.get_by_role("button", name="Queue 0 jobs").click()
+    expect(page.get_by_role("alert")).to_contain_text("no box is ticked")
+    boxes.nth(0).uncheck()
+    for box in boxes.all()[4:]:
+        box.uncheck()
+    page.get_by_role("button", name="Queue 3 jobs").click()
+    expect(page.locator("tbody")).to_contain_text("decode")
+    jobs = server.app.state.api.jobs.list()
+    kinds = [one.request.spec.partition(":")[0] for one in jobs if one.request.device[7:] == "L40S"]
+    assert kinds.count("extend_attention") == 2 and kinds.count("decode_attention") == 1
 
 
 def fill(page: Page, fields: dict[str, str]) -> None:
@@ -218,6 +241,7 @@ def export(page: Page, server: Server) -> None:
 # By the address of a form, with a star for what names a job, a key, a worker or a watch.
 CASES: dict[str, Callable[[Page, Server], None]] = {
     "post /jobs": new_job,
+    "post /jobs/plan": plan,
     "post /jobs/several": several_jobs,
     "post /watches": watch,
     "post /keys": key,
@@ -267,7 +291,14 @@ def test_every_form_has_a_case(server: Server, visitor: Visitor) -> None:
 
 # One of each kind: fields with mistakes, boxes, a button, a download, a log in, a search.
 EACH_COMMIT = (
-    *("post /jobs", "post /jobs/several", "post /keys/*/rotate", "post /bundles", "post /login"),
+    *(
+        "post /jobs",
+        "post /jobs/plan",
+        "post /jobs/several",
+        "post /keys/*/rotate",
+        "post /bundles",
+        "post /login",
+    ),
     *("post /results/withdraw", "post /watches", "get /compare"),
 )
 

@@ -251,7 +251,7 @@ class TestForms:
         self, server: Server, visitor: Visitor
     ) -> None:
         posts = [filled(path) for method, path in ROUTES if method == "POST"]
-        assert len(posts) == 21
+        assert len(posts) == 22
         proof = visitor.proof()
         for path in posts:
             if path != "/login":

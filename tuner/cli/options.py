@@ -51,6 +51,14 @@ AllFamilies = Annotated[
         "--all", help="Tune all families of kernels that the model has, one after the other."
     ),
 ]
+Families = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME,...|all",
+        help="These families of kernels, also where servers read no file; default: all whose files "
+        "servers read.",
+    ),
+]
 Target = Annotated[
     str,
     typer.Argument(

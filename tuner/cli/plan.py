@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tuner.export.plan import ModelPlan
     from tuner.models.model import Model
     from tuner.problems.points import Problem
+    from tuner.problems.registry import Selection
     from tuner.tuning.request import Effort
 
 
@@ -132,22 +133,31 @@ def planned(
     flags: Mapping[str, str],
     choice: FamilyChoice,
     effort: Effort,
+    *,
+    unread: bool = False,
 ) -> ModelPlan:
-    """Plan problems with what the local store knows of them."""
-    from tuner.export.plan import plan_model
+    """Plan problems with what the local store knows of them.
+
+    `unread` also plans to tune problems for which servers read no file.
+    """
+    from tuner.store.plans import stored_plan
     from tuner.store.workers import Estimates
 
+    def selection(problem: Problem) -> Selection:
+        return selection_of(family_of(problem), problem, choice)
+
     with open_store() as store:
-        winners = store.winners(
-            device=device.name, engine=engine.name, engine_version=engine.version
+        return stored_plan(
+            store,
+            Estimates(store.database),
+            problems,
+            engine,
+            device,
+            flags,
+            effort,
+            selection,
+            unread=unread,
         )
-        estimates = Estimates(store.database)
-
-        def seconds(problem: Problem) -> float | None:
-            points = selection_of(family_of(problem), problem, choice).points(problem)
-            return estimates.gpu_s(problem, device.name, effort, len(points))
-
-        return plan_model(problems, engine, device, flags, winners, seconds)
 
 
 def _given(context: typer.Context, others: Collection[str] = ()) -> Iterator[str]:

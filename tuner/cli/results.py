@@ -14,7 +14,7 @@ from tuner.cli.options import DeviceOrHere, EngineSpec, Json
 from tuner.cli.runs import waiting
 from tuner.devices.table import find_device
 from tuner.errors import BadInput, UnknownDevice
-from tuner.problems.server import UNKNOWN_SERVER
+from tuner.problems.points import UNKNOWN_SERVER
 
 if TYPE_CHECKING:
     from tuner.devices.table import Device

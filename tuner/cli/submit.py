@@ -17,6 +17,7 @@ from tuner.cli.options import (
     DtypeName,
     EffortName,
     EngineSpec,
+    Families,
     Json,
     Measure,
     Seed,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
 
     from tuner.jobs.job import Submitted
     from tuner.jobs.queue import Queue
+    from tuner.problems.points import Problem
+    from tuner.targets import TuningTarget
 
 
 @command
@@ -47,6 +50,7 @@ def submit(
     device: DeviceName,
     choice: FamilyChoice,
     every: AllFamilies = False,
+    families: Families = "",
     tp: Tp = 1,
     dtype: DtypeName = None,
     measure: Measure = "gpu",
@@ -60,11 +64,17 @@ def submit(
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Queue tuning jobs for a worker, one for each problem of a model, and print their ids."""
+    """Queue tuning jobs for a worker, one for each problem of a model, and print their ids.
+
+    Of a model, the problems for which servers read a file; `tuner plan` shows which.
+    """
     from tuner.engines.engine import parse_spec
     from tuner.engines.settings import settings_to_keep
-    from tuner.jobs.job import JobRequest, Priority, refuse_undoable
-    from tuner.tuning.request import parse_effort
+    from tuner.export.plan import served_problems
+    from tuner.jobs.job import JobRequest, Priority
+    from tuner.jobs.model_jobs import model_jobs
+    from tuner.targets import read_family_names
+    from tuner.tuning.request import parse_effort, parse_source
 
     with open_jobs(server) as queue:
         card = find_device(device)
@@ -73,9 +83,12 @@ def submit(
         named = read_command_target(target)
         flags = named.settings(server_args)
         asked = TargetOptions(named, card, name, version, tp, dtype, flags)
-        targets, flags = targets_and_settings(asked, choice, every)
-        requests = [
-            JobRequest(
+        names = read_family_names(families)
+        every = every or bool(names) or (named.model is not None and choice.family is None)
+        targets, flags = targets_and_settings(asked, choice, every, names)
+
+        def request_of(found: TuningTarget, problem: Problem) -> JobRequest:
+            return JobRequest(
                 problem=problem,
                 device=card.name,
                 engine=pinned,
@@ -87,15 +100,20 @@ def submit(
                 model=target if found.is_model and ":" not in target else "",
                 server=settings_to_keep(name, problem, flags),
             )
-            for found in targets
-            for problem in found.problems
-        ]
-        for request in requests:
-            refuse_undoable(request)
-        for note in [note for found in targets for note in found.notes]:
+
+        served = served_problems(
+            [problem for found in targets for problem in found.problems],
+            (name, version or ""),
+            card,
+            flags,
+            unread=bool(names) or not every,
+            kind=parse_source(measure).kind,
+        )
+        jobs = model_jobs(targets, served, request_of)
+        for note in (*jobs.notes, *jobs.left_out):
             say(note)
         priority = Priority.URGENT if urgent else Priority.NORMAL
-        answers = queue.submit_all(requests, priority=priority)
+        answers = queue.submit_all(jobs.requests, priority=priority) if jobs.requests else []
         waiting = {reason for one in answers if (reason := queue.waiting(one.job))}
     _show_submitted(answers, sorted(waiting), as_json)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tuner.models.model import Model
     from tuner.models.serving import Resolved, Serving
     from tuner.problems.points import Problem
-    from tuner.targets import Target, TuningTarget
+    from tuner.targets import FamilyNames, Target, TuningTarget
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,11 @@ def resolve(asked: TargetOptions, choice: FamilyChoice) -> TuningTarget:
     return resolve_target(asked.target.found, serving, family=choice.family, given=given)
 
 
-def targets_of(asked: TargetOptions, choice: FamilyChoice, every: bool) -> list[TuningTarget]:
-    """The problems to tune: of one family, or with `every` of all families of a model.
+def targets_of(
+    asked: TargetOptions, choice: FamilyChoice, every: bool, names: FamilyNames = ()
+) -> list[TuningTarget]:
+    """The problems to tune: of one family, or with `every` of all families of a model, or of those
+    with these names.
 
     A model's notes name its other families, and with `every` the options that select points of
     families that it does not have. Raises as `resolve` does, and OptionsRefused for an option that
@@ -215,7 +218,7 @@ def targets_of(asked: TargetOptions, choice: FamilyChoice, every: bool) -> list[
     if asked.target.found is None:
         return _of_log(asked, choice)
     if every:
-        return _every_family(asked, choice)
+        return _every_family(asked, choice, names)
     found = resolve(asked, choice)
     if not (model := asked.target.model):
         return [found]
@@ -265,7 +268,7 @@ def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
             f"`{command_line('tuner', 'diagnose', text)}` says what else it holds"
         )
     known = {o.name for one in found if one.family for o in one.family.options}
-    refuse_options(found[0].family or families()[0], choice.values.keys() - known)
+    refuse_options([found[0].family or families()[0]], choice.values.keys() - known)
     targets, errors, server = [], [], server_of_model(model_or_none(context.target()))
     for missing in found:
         family = missing.family
@@ -293,15 +296,17 @@ def _other_gpu(resolved: Resolved, asked: TargetOptions) -> list[str]:
     return [] if same else [f"the log's server has {named}, and this tunes for {asked.device.name}"]
 
 
-def _every_family(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
-    from tuner.targets import listed, resolve_all
+def _every_family(
+    asked: TargetOptions, choice: FamilyChoice, names: FamilyNames
+) -> list[TuningTarget]:
+    from tuner.targets import families_named, listed, resolve_all
 
     if choice.family:
         raise BadInput(f"--all tunes every family: leave {choice.family.flag} out")
     if not (model := asked.target.model):
         raise BadInput("--all is for a model, and this is one problem: leave it out")
     serving = _serving(asked, choice)
-    found = resolve_all(model, serving)
+    found = resolve_all(model, serving, families_named(names))
     known = {option.name for target in found for option in target.family.options}
     unused = [name for name in choice.values if name not in known]
     titles = {name: _titles_with(name) for name in unused}
@@ -381,12 +386,12 @@ def divided(flags: Mapping[str, str], engine: str, choice: FamilyChoice) -> dict
 
 
 def targets_and_settings(
-    asked: TargetOptions, choice: FamilyChoice, every: bool
+    asked: TargetOptions, choice: FamilyChoice, every: bool, names: FamilyNames = ()
 ) -> tuple[list[TuningTarget], dict[str, str]]:
     """The problems to tune, as `targets_of`, and all that is known of the servers' settings."""
     from tuner.engines.settings import settings_kept
 
-    targets = targets_of(asked, choice, every)
+    targets = targets_of(asked, choice, every, names)
     problems = [problem for found in targets for problem in found.problems]
     # Of a log, its text names the model.
     known = {**settings_kept(targets[0].server), **asked.flags}

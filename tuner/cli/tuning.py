@@ -184,12 +184,12 @@ def _of_target(
     return _Work(card, engine, problems, flags, notes, every)
 
 
-def _worth_tuning(work: _Work, choice: FamilyChoice, effort: Effort, include_unread: bool) -> _Work:
+def _worth_tuning(work: _Work, choice: FamilyChoice, effort: Effort, unread: bool) -> _Work:
     """The work without problems that are not worth tuning; says the plan of all."""
-    made = planned(work.problems, work.engine, work.card, work.flags, choice, effort)
+    served = (work.problems, work.engine, work.card, work.flags)
+    made = planned(*served, choice, effort, unread=unread)
     say(made.as_text())
-    kept = [one.problem for one in made.problems if one.to_tune or include_unread]
-    return replace(work, problems=kept)
+    return replace(work, problems=[one.problem for one in made.problems if one.to_tune])
 
 
 def _refuse_one_file(every: bool, files: Mapping[str, Path | None]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -17,7 +17,7 @@ from tuner.export.delivery import delivery_of
 from tuner.export.servers import for_servers
 from tuner.problems.points import TRITON, Problem, folder_version
 from tuner.problems.registry import family_of
-from tuner.problems.results import Entry, Status, Winner
+from tuner.problems.results import Entry, MeasureKind, Status, Winner
 from tuner.render import folded, gain_text, table
 from tuner.tuning.gains import gains, mean_gain, reference
 
@@ -39,15 +39,35 @@ class FoundFile(str, Enum):
     SHELF = "shelf"  # `tuner export` writes one that was measured elsewhere
     SHIPPED = "shipped"  # the engine's makers tuned it on this card
     NONE = "none"
+    UNKNOWN = "unknown"  # the engine is not on this machine
 
 
 @dataclass(frozen=True)
-class ProblemPlan:
-    """One problem of a model, with what is known before it is tuned."""
+class Elsewhere:
+    """An engine that is not on this machine."""
+
+    name: str
+    version: str  # "": not known
+
+
+@dataclass(frozen=True)
+class ServedProblem:
+    """One problem of a model, what servers run for it, and whether it is to be tuned."""
 
     problem: Problem
     runs: Runs | None  # None: the release's rules say nothing of it
     reads: Reads
+    left_out: str  # why it is not to be tuned; "" if it is
+
+    @property
+    def to_tune(self) -> bool:
+        return not self.left_out
+
+
+@dataclass(frozen=True)
+class ProblemPlan(ServedProblem):
+    """One problem of a model, with what is known before it is tuned."""
+
     file: FoundFile
     gain: float | None  # geometric mean of the stored gains; None: not known
     gain_status: Status | None  # OK: measured; PREDICTED
@@ -56,11 +76,6 @@ class ProblemPlan:
     tuned_on: str = ""  # the Triton of a shipped file, if it is not the release's own
     from_shelf: bool = False  # whether the gain was measured elsewhere
     leave: str = ""  # why such problems are better left to the library that servers may run
-
-    @property
-    def to_tune(self) -> bool:
-        """Whether a server would read what tuning finds, as far as anybody knows."""
-        return self.reads not in (Reads.NO, Reads.WITH_FLAGS)
 
     @property
     def not_measured(self) -> list[str]:
@@ -82,6 +97,7 @@ class ProblemPlan:
     def as_json(self) -> dict[str, Any]:
         return {
             "problem": self.problem.spec(),
+            "family": family_of(self.problem).name,
             "runs": self.runs.as_json() if self.runs else None,
             "reads_files": self.reads.value,
             "file": self.file.value,
@@ -94,6 +110,7 @@ class ProblemPlan:
             "not_measured": self.not_measured,
             "gpu_s": self.gpu_s,
             "tune": self.to_tune,
+            "left_out": self.left_out or None,
         }
 
 
@@ -159,52 +176,82 @@ class ModelPlan:
         return folded("\n".join(lines))
 
 
+def served_problems(
+    problems: Iterable[Problem],
+    engine: tuple[str, str],
+    device: Device,
+    flags: Mapping[str, str],
+    *,
+    unread: bool = False,
+    kind: MeasureKind = MeasureKind.GPU,
+) -> list[ServedProblem]:
+    """Return each problem once, with what servers run for it and whether it is to be tuned.
+
+    A problem is left out if servers read no file for it, unless `unread`, and if its times are to
+    be predicted and cannot be. `engine` is a name and a version, "" if that is not known. `flags`
+    are the flags and variables of the servers, with the class and the checkpoint of their model.
+    """
+    found = []
+    for problem in dict.fromkeys(problems):
+        runs = what_runs(*engine, problem, device, flags)
+        reads, left_out, family = _reads(runs), "", family_of(problem)
+        if kind is MeasureKind.PREDICT and not family.predicts:
+            left_out = f"the times of {family.title} are not predicted, only measured"
+        elif runs and not unread and reads in (Reads.NO, Reads.WITH_FLAGS):
+            left_out = runs.line()
+        found.append(ServedProblem(problem, runs, reads, left_out))
+    return found
+
+
 def plan_model(
     problems: Sequence[Problem],
-    engine: Engine,
+    engine: Engine | Elsewhere,
     device: Device,
     flags: Mapping[str, str],
     winners: Sequence[Winner],
     gpu_seconds: Callable[[Problem], float | None],
+    *,
+    unread: bool = False,
+    kind: MeasureKind = MeasureKind.GPU,
 ) -> ModelPlan:
     """Plan the problems of a model. `winners` are what the store has for the engine on the device.
 
-    `flags` are the flags and variables of the server that will read the files.
+    `flags`, `unread` and `kind` are those of `served_problems`.
     """
     found = []
-    for problem in dict.fromkeys(problems):
-        mine = [winner for winner in winners if winner.problem == problem]
-        planned = _plan(problem, engine, device, flags, mine)
-        found.append(replace(planned, gpu_s=gpu_seconds(problem)))
+    served = served_problems(
+        problems, (engine.name, engine.version), device, flags, unread=unread, kind=kind
+    )
+    for one in served:
+        mine = [winner for winner in winners if winner.problem == one.problem]
+        found.append(_plan(one, engine, device, flags, mine, gpu_seconds(one.problem)))
     return ModelPlan(device, found)
 
 
 def _plan(
-    problem: Problem,
-    engine: Engine,
+    one: ServedProblem,
+    engine: Engine | Elsewhere,
     device: Device,
     flags: Mapping[str, str],
     mine: Sequence[Winner],
+    gpu_s: float | None,
 ) -> ProblemPlan:
-    runs = what_runs(engine.name, engine.version, problem, device, flags)
-    stale = _stale(mine)
-    served = for_servers(mine, device, (engine.name, engine.version), flags)
+    stale, place = _stale(mine), (engine.name, engine.version)
+    served = for_servers(mine, device, place, flags)
     entries = [winner.entry for winner in served]
     gain, status = (None, None) if stale else _known_gain(entries)
-    shelf = any(one.from_shelf for one in served if one.status is Status.OK)
-    file, tuned_on = _file(problem, engine, device, entries)
-    raced = _raced(problem, device, runs)
-    if raced and gain is None and raced.engine == f"{engine.name}=={engine.version}":
-        gain, shelf = raced.problems.get(problem.spec()), True
+    shelf = any(winner.from_shelf for winner in served if winner.status is Status.OK)
+    file, tuned_on = _file(one.problem, engine, device, entries)
+    raced = _raced(one.problem, device, one.runs)
+    if raced and gain is None and raced.engine == "==".join(place):
+        gain, shelf = raced.problems.get(one.problem.spec()), True
         status = Status.OK if gain else None
     return ProblemPlan(
-        problem=problem,
-        runs=runs,
-        reads=_reads(runs),
+        **vars(one),
         file=FoundFile.SHELF if shelf and file is FoundFile.STORED else file,
         gain=gain,
         gain_status=status,
-        gpu_s=None,
+        gpu_s=gpu_s,
         stale=stale,
         tuned_on=tuned_on,
         from_shelf=shelf and gain is not None,
@@ -236,11 +283,13 @@ def _names(runs: Runs | None) -> str:
 
 
 def _file(
-    problem: Problem, engine: Engine, device: Device, entries: Sequence[Entry]
+    problem: Problem, engine: Engine | Elsewhere, device: Device, entries: Sequence[Entry]
 ) -> tuple[FoundFile, str]:
     """The file, and the Triton in its folder's name if that is not the release's own."""
     if any(entry.status is not Status.INCUMBENT for entry in entries):
         return FoundFile.STORED, ""
+    if isinstance(engine, Elsewhere):
+        return FoundFile.UNKNOWN, ""
     try:
         path = delivery_of(engine, family_of(problem).name).shipped_file(problem, device)
     except UnsupportedKernel:

@@ -1,0 +1,51 @@
+"""The jobs of a model: one for each of its problems that is worth tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from tuner.errors import BadProblem
+from tuner.export.plan import ServedProblem
+from tuner.jobs.job import JobRequest, refuse_undoable
+from tuner.problems.points import Problem
+from tuner.targets import LeftOut, TuningTarget
+
+
+@dataclass(frozen=True)
+class ModelJobs:
+    """The jobs of a model, and what of it is left out."""
+
+    requests: Sequence[JobRequest]
+    left_out: Sequence[LeftOut]  # problems, and families in words
+    notes: Sequence[str] = ()  # sentences for the user
+
+
+def model_jobs(
+    targets: Sequence[TuningTarget],
+    served: Iterable[ServedProblem],
+    request_of: Callable[[TuningTarget, Problem], JobRequest],
+) -> ModelJobs:
+    """Return a job for each problem that is to be tuned and that a worker can do.
+
+    `targets` have the problems of `served`. A target that is one problem is not left out. Raises
+    BadInput as `request_of` does, and for such a problem as `refuse_undoable` does.
+    """
+    target_of = {problem: target for target in targets for problem in target.problems}
+    notes = [note for target in targets for note in target.notes]
+    left_out = [note for note in notes if isinstance(note, LeftOut)]
+    requests = []
+    for one in served:
+        target = target_of[one.problem]
+        try:
+            if one.left_out and target.is_model:
+                raise BadProblem(one.left_out)
+            request = request_of(target, one.problem)
+            refuse_undoable(request)
+        except BadProblem as error:
+            if not target.is_model:
+                raise
+            left_out.append(LeftOut.of(one.problem.spec(), error))
+        else:
+            requests.append(request)
+    return ModelJobs(requests, left_out, [one for one in notes if not isinstance(one, LeftOut)])
