@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tuner.problems.points import ServerSettings
-
 from api.requests import SubmitJob, SubmitModel, WatchIn
 from api.state import Api
 from tuner.devices.table import Device, find_device
@@ -20,7 +18,7 @@ from tuner.jobs.job import JobRequest, refuse_undoable
 from tuner.jobs.model_jobs import ModelJobs, model_jobs
 from tuner.jobs.workers import JobRequirements, WorkerStatus, engine_version_here
 from tuner.models.serving import Note, Serving
-from tuner.problems.points import Problem
+from tuner.problems.points import Problem, ServerSettings
 from tuner.problems.registry import Selection, families, family_of, parse_problem
 from tuner.problems.results import MeasureKind
 from tuner.store.plans import stored_plan
