@@ -23,11 +23,10 @@ from tuner.kernels.binding import (
     Constant,
     FamilyKernels,
     Integer,
-    Lifted,
     Pointer,
     bind,
-    lift,
 )
+from tuner.kernels.lift import Lifted, lift
 from tuner.problems.points import Candidate, Config, Problem
 from tuner.problems.results import Winner
 
