@@ -1,6 +1,9 @@
 #!/bin/sh
 # Makes the secrets that docker-compose.yml reads. A file that exists is left unchanged.
 #   sh docker/make_secrets.sh [FOLDER]
+# Or writes FOLDER/host, the secrets of a worker on another host, which reaches this one by NAME. It
+# needs FOLDER/tls_ca, the certificates that signed this host's.
+#   sh docker/make_secrets.sh host NAME [FOLDER]
 # Or replaces a secret, and the URL that contains it. docs/operations.md ("Rotate secrets") says what
 # to run before and after.
 #   sh docker/make_secrets.sh rotate admin_key|postgres_password|redis_password [FOLDER]
@@ -72,7 +75,28 @@ rotate() {
     echo "the section \"Rotate secrets\" of docs/operations.md says what to run now"
 }
 
-if [ "${1:-}" = rotate ]; then
+make_host() {
+    [ -n "$1" ] || fail 2 "name this host as others reach it: sh docker/make_secrets.sh host NAME"
+    [ -e "$folder/admin_key" ] || fail 2 "$folder/ has no secrets: make them first"
+    [ -e "$folder/tls_ca" ] || fail 2 "$folder/tls_ca is missing: the certificates of the authority"
+    postgres=$(cat "$folder/postgres_password")
+    redis=$(cat "$folder/redis_password")
+    ca="$folder/tls_ca"
+    folder="$folder/host"
+    mkdir -p "$folder"
+    chmod 700 "$folder"
+    tls="sslmode=verify-full&sslrootcert=/run/secrets/tls_ca&sslnegotiation=direct"
+    write database_url "postgresql://tuner:$postgres@$1:5432/tuner?$tls"
+    write broker_url "rediss://:$redis@$1:6379/0"
+    write tls_ca "$(cat "$ca")"
+    for name in database_url broker_url tls_ca; do replace "$name"; done
+    echo "made in $folder/: copy it to the other host, as secrets/ beside docker-compose.worker.yml"
+}
+
+if [ "${1:-}" = host ]; then
+    folder=${3:-secrets}
+    make_host "${2:-}"
+elif [ "${1:-}" = rotate ]; then
     folder=${3:-secrets}
     rotate "${2:-}"
 else

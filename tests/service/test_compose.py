@@ -25,6 +25,7 @@ from servers import free_ports, redis_answers, redis_binary, started_redis
 from worker_processes import wait_for as wait_until
 
 from api.settings import read_api_settings
+from tuner.devices.here import VISIBLE
 from tuner.errors import BadInput
 from tuner.files import parse_toml
 from tuner.measure import gpu_lock
@@ -43,9 +44,32 @@ def secrets(tmp_path):
     return folder
 
 
-def test_it_is_a_compose_file():
+@pytest.mark.parametrize("name", ["docker-compose.yml", "docker-compose.worker.yml"])
+def test_it_is_a_compose_file(name):
     command = [BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec"]
-    subprocess.run([*command, ROOT / "docker-compose.yml"], check=True)
+    subprocess.run([*command, ROOT / name], check=True)
+
+
+def test_a_worker_alone_is_the_service_s_worker_but_for_what_it_lacks_there():
+    text = (ROOT / "docker-compose.worker.yml").read_text()
+    alone, ours = yaml.safe_load(text)["services"]["worker"], {**SERVICES["worker"]}
+    for name in ("networks", "depends_on", "configs"):
+        del ours[name]
+    for one in (alone, ours):
+        one["environment"] = {
+            name: value
+            for name, value in one["environment"].items()
+            if name not in ("TUNER_RECORDINGS", "TUNER_NIGHTLY", "TUNER_BROKER_CA")
+            and not name.startswith("TUNER_METRICS")
+        }
+        one["volumes"] = [mount for mount in one["volumes"] if "recordings" not in mount]
+        one["secrets"] = [name for name in one["secrets"] if name != "tls_ca"]
+    assert alone == ours
+
+
+def test_each_log_has_an_end():
+    for name, service in SERVICES.items():
+        assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -53,7 +77,7 @@ def test_each_service_is_healthy_or_done_and_nobody_is_root(name):
     service = SERVICES[name]
     assert service["user"] in ("10001", "postgres", "redis", "65534", "472", "99")
     once = service["restart"] == "no"
-    assert once or "healthcheck" in service or name == "beat"
+    assert once or "healthcheck" in service
     for other, how in service.get("depends_on", {}).items():
         wanted = "service_completed_successfully" if other == "migrate" else "service_healthy"
         assert how == {"condition": wanted}
@@ -79,7 +103,7 @@ def test_every_variable_is_one_that_is_read():
 
     asked = Asked()
     read_api_settings(asked)
-    known = {*asked, gpu_lock.VARIABLE}
+    known = {*asked, gpu_lock.VARIABLE, VISIBLE}
     for name in OURS:
         assert set(SERVICES[name]["environment"]) <= known
 
@@ -104,6 +128,7 @@ def test_each_network_has_who_needs_it_and_the_store_s_lets_nothing_out():
     assert COMPOSE["networks"]["store"] == {"internal": True}
     assert members["store"].isdisjoint({"door", "prometheus", "grafana"})
     assert members["door"] == {"api", "door"}
+    assert members["hosts"] == {"hosts"}
     assert members["dashboard"] == {"prometheus", "grafana"}
 
 
