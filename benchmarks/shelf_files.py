@@ -17,9 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tuner.engines.sidecars import PROVENANCE
-
 from tuner.devices.table import find_device
+from tuner.engines.config_files import PROVENANCE
 from tuner.engines.engine import find_engine, kernel_hash
 from tuner.export.advice import Advice
 from tuner.export.export import choose, export
