@@ -100,7 +100,7 @@ def reader(launcher: Run, names: Sequence[str]) -> Callable[[_Args, _Kwargs], Ab
         found: list[Any] = []
         for name in names:  # one that this release does not have is None
             by_place = places.get(name, len(args)) < len(args)
-            one = args[places[name]] if by_place else kwargs.get(name, usual.get(name))
+            one: Any = args[places[name]] if by_place else kwargs.get(name, usual.get(name))
             found.append(tuple(one.shape) if hasattr(one, "shape") else one)
         return tuple(found)
 
