@@ -76,7 +76,7 @@ class _Stub(ModuleType):
 
 
 class Stubs(MetaPathFinder, Loader):
-    """Answers sglang's modules: the `real` ones are left to Python, the others are stand-ins."""
+    """Answers an engine's modules: the `real` ones are left to Python, the others are stand-ins."""
 
     def __init__(
         self,
@@ -91,7 +91,8 @@ class Stubs(MetaPathFinder, Loader):
         self.settings.deterministic.enable_deterministic_inference = deterministic
 
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] != "sglang" or name.startswith(self.real):
+        real = name.startswith(self.real) and not name.endswith(".fla.utils")
+        if name.partition(".")[0] != self.package.name or real:
             return None
         place = self.package.parent.joinpath(*name.split("."))
         if not (place.is_dir() or place.with_suffix(".py").is_file()):
@@ -102,8 +103,12 @@ class Stubs(MetaPathFinder, Loader):
 
     def create_module(self, spec):
         module = _Stub(spec.name)
-        if spec.name == "sglang":
+        if spec.name == self.package.name:
             module.__version__ = self.version
+        if spec.name.endswith(".fla.utils"):  # it asks for the GPU
+            module.autotune_cache_kwargs = {}
+        if spec.name == "vllm.triton_utils":
+            module.triton, module.tl = triton, triton.language
         if spec.name == "sglang.srt.server_args":
             module.get_global_server_args = lambda: self.settings
         if spec.name == "sglang.srt.runtime_context":  # 0.5.16's has no `get_exec`

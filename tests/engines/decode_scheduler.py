@@ -91,11 +91,11 @@ class Server:
             self._make_cache()
         else:
             self.keys, self.values, self.places = beside.keys, beside.values, beside.places
+        cap = settings.get("cap", 0.0)
         self.layers = [
             SimpleNamespace(
                 tp_q_head_num=shape.heads, tp_k_head_num=shape.key_heads, qk_head_dim=shape.Lq,
-                v_head_dim=shape.Lv, logit_cap=settings.get("cap", 0.0),
-                logit_capping_method="tanh",
+                v_head_dim=shape.Lv, logit_cap=cap, logit_capping_method="tanh",
                 sliding_window_size=-1, k_scale=None, v_scale=None, scaling=shape.Lq**-0.5,
                 xai_temperature_len=-1, layer_id=layer,
             )

@@ -26,7 +26,7 @@ def run_scheduler(
     program: str, folder: Path, version: str, environ: Mapping[str, str], settings: object
 ) -> str:
     """Run a program with a sglang version. It writes into `folder`; its log is returned."""
-    places = [_installed(folder), TESTS / "engines", TESTS]
+    places = [installed(folder), TESTS / "engines", TESTS]
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TUNER_", "SGLANG_"))}
     path = os.pathsep.join([*map(str, places), inherited.get("PYTHONPATH", "")])
     environ = {**inherited, **environ, "PYTHONPATH": path}
@@ -36,7 +36,7 @@ def run_scheduler(
     return done.stderr
 
 
-def _installed(folder: Path) -> Path:
+def installed(folder: Path) -> Path:
     """A folder in which Python finds the plugin as an installed package's."""
     info = folder / "installed" / "engine_tuner_here-1.dist-info"
     info.mkdir(parents=True)

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import sys
+from functools import cache
+from types import ModuleType
 
 import plugin_cases
 import pytest
+import torch
 from gemm_cases import tile
 from plugin_cases import attention_file, gemm_file
 from typer.testing import CliRunner
 
 from tuner.bindings.sglang.attention.binding import lift_attention
+from tuner.bindings.sglang.plugin import hooks
+from tuner.bindings.sglang.plugin import scan as sglang_scan
 from tuner.bindings.sglang.plugin.files import AttentionEntry
+from tuner.bindings.vllm.plugin import scan as vllm_scan
 from tuner.cli.app import app
-from tuner.engines.engine import find_engine
+from tuner.devices.target import CUDA, HIP
+from tuner.engines.engine import find_engine, kernel_hash
+from tuner.export.delivery import server_facts
 from tuner.families.attention.problem import AttentionPart
 from tuner.families.dense_gemm.problem import parse_dense_gemm
 from tuner.problems.points import Config
@@ -31,16 +40,23 @@ def root(tmp_path):
     return tmp_path / "root"
 
 
+@cache
+def hash_of(family: str) -> str:
+    return kernel_hash(find_engine("sglang==0.5.16"), family)
+
+
 def put(root, **changes):
     config = Config({"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2})
     entries = [AttentionEntry(AttentionPart.EXTEND, 4, 1, config, Status.OK, 50_000)]
-    return plugin_cases.put(root, attention_file(parse_problem(EXTEND), entries, **changes))
+    made = {"kernel_hash": hash_of("attention"), **changes}
+    return plugin_cases.put(root, attention_file(parse_problem(EXTEND), entries, **made))
 
 
 def put_gemm(root, spec=FP8, **changes):
     problem = parse_dense_gemm(spec)
     one = Config({k: v for k, v in TILE.items() if problem.block or k != "GROUP_SIZE_M"})
-    return plugin_cases.put(root, gemm_file(problem, {1: one, 64: one}, **changes))
+    made = {"kernel_hash": hash_of("dense_gemm"), **changes}
+    return plugin_cases.put(root, gemm_file(problem, {1: one, 64: one}, **made))
 
 
 def checked(*paths, engine="sglang==0.5.16"):
@@ -92,6 +108,33 @@ def test_a_file_of_another_version_counts_if_its_kernels_are_the_same(root):
     code, report = checked(root, engine="sglang==0.5.23")
     assert code == 1
     assert "whose kernels are not those of 0.5.23" in refused(report)[str(path)]
+
+
+def test_a_file_of_other_kernels_is_refused_under_the_same_version_too(root):
+    path = put(root, kernel_hash="a fork's")
+    code, report = checked(root)
+    assert code == 1
+    assert "whose kernels are not those of 0.5.16" in refused(report)[str(path)]
+
+
+@pytest.mark.parametrize("hip", [None, "6.4"])
+@pytest.mark.parametrize(
+    ("name", "version"), [("sglang", "0.5.16"), ("sglang", "0.5.23"), ("vllm", "0.33.0")]
+)
+def test_servers_on_amd_compare_files_with_the_kernels_of_amd(name, version, hip, monkeypatch):
+    """A line of gated delta nets in sglang differs, so their hashes do."""
+    engine = find_engine(f"{name}=={version}")
+    package = ModuleType(name)
+    package.__version__, package.__path__ = version, [str(engine.root)]
+    monkeypatch.setitem(sys.modules, name, package)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "AMD Instinct MI300X")
+    monkeypatch.setattr(hooks, "is_deterministic", lambda: False)
+    facts = (sglang_scan if name == "sglang" else vllm_scan)._facts("gated_delta")
+    cuda, amd = (kernel_hash(engine, "gated_delta", platform) for platform in (CUDA, HIP))
+    assert (cuda == amd) == (name == "vllm")
+    assert facts.kernels == ((amd if hip else cuda,), "")
+    assert server_facts(engine, "gated_delta", None).kernels == ([cuda, amd], "")
 
 
 def test_a_release_without_plugins_takes_none(root):

@@ -47,18 +47,35 @@ class Backend:
 
     def get_num_kv_splits(self, num_kv_splits, seq_lens, uneven_batch=None):
         num_kv_splits.fill_(ENGINES)
+        if uneven_batch is not None:
+            uneven_batch.fill_(1)
 
     def _decode(
         self, q, k_buffer, v_buffer, o, kv_indptr, kv_indices, attn_logits, attn_lse,
-        num_kv_splits, max_kv_splits, sm_scale, has_mla=False,
+        num_kv_splits, max_kv_splits, sm_scale, logit_cap=0.0, sinks=None, has_mla=False,
     ):  # fmt: skip
         assert max_kv_splits == attn_logits.shape[2] == attn_lse.shape[2]
         self.launched.append((attn_logits, attn_lse, max_kv_splits, launches._room.splits))
 
 
-RUNNER = SimpleNamespace(
-    dtype="torch.float16", kv_cache_dtype="torch.float16", is_draft_worker=False
-)
+def layer(heads=HEADS, key_heads=2, Lq=COLUMNS, Lv=COLUMNS, cap=0.0, window=-1):
+    """One of sglang's RadixAttention."""
+    return SimpleNamespace(
+        tp_q_head_num=heads, tp_k_head_num=key_heads, qk_head_dim=Lq, v_head_dim=Lv, logit_cap=cap,
+        sliding_window_size=window,
+    )  # fmt: skip
+
+
+def runner(*layers, sinks=False, **changes):
+    model = SimpleNamespace(
+        modules=lambda: [SimpleNamespace(), *layers],
+        named_parameters=lambda: [("layers.0.attn.sinks" if sinks else "layers.0.qkv", None)],
+    )
+    usual = {"dtype": "torch.float16", "kv_cache_dtype": "torch.float16", "is_draft_worker": False}
+    return SimpleNamespace(model=model, **{**usual, **changes})
+
+
+RUNNER = runner(layer(), layer())
 
 
 class PlainKernel:
@@ -107,14 +124,16 @@ def written(backend, lengths, *, rows=None):
     return numbers.tolist()
 
 
-def launch(backend, sequences, buffered=None):
+def launch(backend, sequences, buffered=None, **more):
     buffered = buffered or sequences
     logits = torch.zeros(buffered, HEADS, ENGINES, COLUMNS)
     lse = torch.zeros(buffered, HEADS, ENGINES)
     q, indptr = torch.zeros(sequences, HEADS, COLUMNS), torch.zeros(sequences + 1)
     numbers = torch.zeros(sequences, dtype=torch.int32)
+    keys = torch.zeros(9, 2, COLUMNS)
+    given = {"has_mla": False, **more}
     backend.decode_attention_fwd(
-        q, None, None, None, indptr, None, logits, lse, numbers, ENGINES, 1.0, has_mla=False
+        q, keys, keys, None, indptr, None, logits, lse, numbers, ENGINES, 1.0, **given
     )
     return logits, lse, *backend.launched[-1]
 
@@ -149,8 +168,63 @@ def test_no_number_exceeds_the_room_of_a_launch_of_as_many_sequences(step):
 
 def test_drafts_of_several_tokens_have_the_engines_numbers_within_the_room():
     assert written(install(), [900, 900], rows=8) == [8] * 8
-    small = SplitsTable((SplitsRow(1, 4, ((1024, 4),)),))
+    small = SplitsTable((SplitsRow(8, 4, ((1024, 4),)),))
     assert written(install(small), [900, 900], rows=8) == [4] * 8
+
+
+def test_numbers_of_sequences_that_no_row_is_near_have_the_engines_rule():
+    backend = install()
+    assert written(backend, [900] * 3) == [ENGINES] * 3
+    assert written(backend, [900] * 300) == [ENGINES] * 300
+    assert [launch(backend, n)[-2] for n in (2, 3, 4, 17, 300)] == [64, 8, 16, 8, 8]
+
+
+@pytest.mark.parametrize(("hip", "flag"), [("6.4", 1), (None, 0)])
+def test_amds_flag_of_uneven_lengths_is_written_too(hip, flag, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    backend = install()
+    numbers, uneven = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    backend.get_num_kv_splits(numbers, torch.tensor([40_000]), uneven)
+    assert (numbers.tolist(), uneven.tolist()) == ([64], [flag])
+
+
+@pytest.mark.parametrize("more", [{"logit_cap": 30.0}, {"sinks": torch.zeros(HEADS)}])
+def test_a_launch_of_another_shape_ends_the_tables_use_and_has_room_for_what_was_written(
+    more, caplog
+):
+    backend = install()
+    assert written(backend, [40_000]) == [64]
+    *_, room, told = launch(backend, 1, **more)
+    assert (room, told) == (64, 0)  # no constants of a table
+    assert written(backend, [40_000]) == [ENGINES]
+    *_, room, told = launch(backend, 8, **more)
+    assert (room, told) == (ENGINES, 0)
+    assert caplog.text.count("a layer is of another shape") == 1
+
+
+@pytest.mark.parametrize(
+    ("problem", "layers", "sinks", "used"),
+    [
+        ("", [layer()], False, True),
+        # What a model has besides: latent attention with all heads, at prefill alone.
+        ("", [layer(), layer(heads=8, key_heads=8, Lq=48)], False, True),
+        ("", [layer(Lq=48)], False, False),
+        ("", [layer(cap=30.0)], False, False),
+        ("", [layer(window=127)], False, False),
+        ("", [layer(), layer(cap=30.0)], False, False),
+        ("", [layer()], True, False),
+        ("", [], False, False),  # nothing is known of the model
+        (",logit_cap=30", [layer(cap=30.0)], False, True),
+        (",logit_cap=30", [layer()], False, False),
+        (",sinks", [layer()], True, True),
+        (",sinks", [layer()], False, False),
+        (",window=127", [layer()], False, False),
+    ],
+)
+def test_a_table_belongs_to_the_whole_shape_of_the_models_layers(problem, layers, sinks, used):
+    made = file(parse_attention(f"{PROBLEM.spec()}{problem}"))
+    said = choose_splits(Backend(), runner(*layers, sinks=sinks), [made], ENGINES)
+    assert said.startswith(f"{made.title}: up to 64") if used else said == ""
 
 
 def test_a_failure_leaves_the_engines_own_numbers_and_is_logged_once(monkeypatch, caplog):
@@ -228,9 +302,9 @@ def test_a_table_is_for_one_kind_of_backend(changes, said):
 
 
 def test_other_types_drafts_and_launchers_keep_the_engines_splits():
-    fp8 = SimpleNamespace(**{**vars(RUNNER), "kv_cache_dtype": "torch.float8_e4m3fn"})
+    fp8 = runner(layer(), kv_cache_dtype="torch.float8_e4m3fn")
     assert choose_splits(Backend(), fp8, [file()], ENGINES) == ""
-    draft = SimpleNamespace(**{**vars(RUNNER), "is_draft_worker": True})
+    draft = runner(layer(), is_draft_worker=True)
     assert "a draft model" in choose_splits(Backend(), draft, [file()], ENGINES)
     backend = Backend()
     backend.decode_attention_fwd = lambda q, kv_indptr: None
@@ -244,7 +318,8 @@ def test_other_types_drafts_and_launchers_keep_the_engines_splits():
 def test_latent_attention_has_one_key_head_whatever_the_engine_counts():
     latent = parse_attention("decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=float16")
     backend = Backend(use_mla=True, num_head=16, num_kv_head=16, v_head_dim=512, max_kv_splits=256)
-    assert "sglang's own 256" in choose_splits(backend, RUNNER, [file(), file(latent)], ENGINES)
+    absorbed = runner(layer(16, 1, 576, 512), layer(16, 16, 192, 128))
+    assert "sglang's own 256" in choose_splits(backend, absorbed, [file(), file(latent)], ENGINES)
 
 
 @pytest.mark.parametrize(("flag", "most"), [(8, 64), (16, 16), (4, 4), (512, 64)])

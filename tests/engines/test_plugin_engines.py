@@ -46,8 +46,8 @@ GROUPED = "decode_attention:q_heads=32,kv_heads=1,Lq=32,Lv=32,dtype=float16,kv_s
 # problem -> [(part, sequences, new tokens, constants)]
 TUNED = {
     f"extend_attention:{SMALL}": [("extend", 4, 16, SHORT), ("extend", 1, 256, LONG)],
-    f"extend_attention:{SMALL},window=15,sinks": [("extend", 1, 1, {**SHORT, "num_warps": 1})],
-    f"extend_attention:{SMALL},page_size=4": [("extend", 1, 1, {**SHORT, "num_stages": 1})],
+    f"extend_attention:{SMALL},window=15,sinks": [("extend", 2, 16, {**SHORT, "num_warps": 1})],
+    f"extend_attention:{SMALL},page_size=4": [("extend", 2, 16, {**SHORT, "num_stages": 1})],
     "extend_attention:q_heads=4,kv_heads=1,Lq=576,Lv=512,dtype=float16": [
         ("extend", 2, 8, {**SHORT, "BLOCK_N": 16})
     ],
@@ -61,7 +61,7 @@ TUNED = {
         ("decode", 2, 1, {**STAGE_1, "BLOCK_H": 16, "HAS_MLA": 0}),
         ("reduce", 2, 1, STAGE_2),
     ],
-    f"prefill_attention:{SMALL}": [("prefill", 1, 64, SHORT)],
+    f"prefill_attention:{SMALL}": [("prefill", 2, 64, SHORT)],
 }
 # case -> its launches with those files: (kernel, grid, constants)
 EXTENDING, PREFILLING, GROUPS, HEADS, REDUCING = (kernel.name for kernel in KERNELS)

@@ -153,3 +153,18 @@ def test_the_engines_own_lines_for_blocks(kind, word):
     assert (load.family, load.outcome) == ("dense_gemm", LoadOutcome.DEFAULT)
     assert load.wanted == (path,)
     assert proof.problems() == [f"{Path(path).stem}: default"]
+
+
+def test_the_one_line_of_a_folder_that_serves_a_fleet_is_read(said, tmp_path):
+    place(tmp_path, FP8)
+    for number in range(20):
+        place(tmp_path, FP8, device=f"NVIDIA_CARD_{number}")
+    lines = said(tmp_path, FP8)
+    assert len(lines) == 2
+    proof = parse_log(lines)
+    assert proof.ok, proof.problems()
+    outcomes = [load.outcome for load in proof.loads]
+    assert outcomes.count(LoadOutcome.LOADED) == 1
+    assert LoadOutcome.FAILED not in outcomes and LoadOutcome.MALFORMED not in outcomes
+    refused = [load for load in proof.loads if load.outcome is LoadOutcome.REFUSED]
+    assert "refused 12 more files" in {load.reason for load in refused}

@@ -14,6 +14,7 @@ from tuner.bindings.sglang.plugin.files import AttentionEntry
 from tuner.bindings.sglang.plugin.kernels import EXTEND, GROUPED, REDUCE
 from tuner.bindings.sglang.plugin.launches import TunedLaunches, note_launcher, noted, stand_in
 from tuner.errors import UnsupportedKernel
+from tuner.export.file_checks import log_items
 from tuner.families.attention.problem import AttentionPart
 from tuner.problems.points import Config
 from tuner.problems.registry import parse_problem
@@ -114,6 +115,58 @@ def test_a_server_does_not_say_that_it_uses_what_it_could_not_hook(monkeypatch, 
         f"tuner attention: no file applies; refused {path}: sglang's _fwd_kernel cannot be hooked; "
         "sglang has no _fwd_kernel"
     )
+
+
+@pytest.mark.parametrize("hooked", [[], [GROUPED], [REDUCE], [GROUPED, REDUCE]])
+def test_splits_are_chosen_only_if_both_of_decodes_kernels_are_hooked(
+    hooked, monkeypatch, tmp_path
+):
+    put(tmp_path, made(REDUCED, REDUCE_ROWS))
+    monkeypatch.setattr(backend, "_runtime_facts", here)
+    launches = [TunedLaunches(kernel, Kernel()) for kernel in hooked]
+    monkeypatch.setattr(backend, "_state", backend._State(True, launches))
+    line = backend._use(tmp_path)
+    lacking = " and ".join(k.name for k in (GROUPED, REDUCE) if k not in hooked)
+    assert bool(backend._state.files) == (not lacking)
+    assert (f"sglang's {lacking} cannot be hooked" in line) == bool(lacking)
+
+
+def test_decode_of_a_server_with_windows_is_left_alone_without_a_table(monkeypatch, tmp_path):
+    put(tmp_path, made(REDUCED, REDUCE_ROWS))
+    monkeypatch.setattr(backend, "_runtime_facts", here)
+    launches = [TunedLaunches(kernel, Kernel()) for kernel in (GROUPED, REDUCE)]
+    monkeypatch.setattr(backend, "_state", backend._State(True, launches, windowed=True))
+    assert "layers with a sliding window" in backend._use(tmp_path)
+    assert not backend._state.files
+
+
+def test_a_hundred_files_are_compared_with_one_lift_and_told_in_one_line(
+    monkeypatch, tmp_path, caplog
+):
+    lifts = []
+    facts = here(engine_version="0.5.24", kernel_hashes=lambda: lifts.append(1) or ("others",))
+    for heads in range(2, 202, 2):
+        put(tmp_path, made(SPEC.replace("q_heads=8", f"q_heads={heads}")))
+    (tmp_path / "attention" / "triton_3_6_0" / "broken.json").write_text("{")
+    monkeypatch.setattr(backend, "_runtime_facts", lambda: facts)
+    monkeypatch.setattr(backend, "_state", backend._State(True, [TunedLaunches(EXTEND, Kernel())]))
+    line = backend._use(tmp_path)
+    assert lifts == [1]
+    assert line.startswith("tuner attention: no file applies; refused ")
+    assert line.endswith("; refused 92 more files")
+    assert len(line) < 4000
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    backend._use(tmp_path)  # another backend in this process
+    assert lifts == [1]
+
+
+def test_what_is_for_this_gpu_is_named_before_what_is_not(tmp_path):
+    cards = [made(SPEC.replace("q_heads=8", f"q_heads={2 * n}"), device="A") for n in range(2, 20)]
+    mine = made(kernel_hash="older")
+    checks = [check_file(put(tmp_path, file), here()) for file in (*cards, mine)]
+    first, *others = log_items("attention", checks)
+    assert "whose kernels are not those of 0.5.16" in first
+    assert others[-1] == "refused 11 more files"
 
 
 # Verdicts

@@ -6,6 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol, TypeVar
@@ -166,6 +167,7 @@ def check_readable(file: ExportFile, verify: Callable[[Path], None]) -> None:
         ) from None
 
 
+@cache  # a folder may have many files, and kernels take long to lift
 def server_facts(engine: Engine, family: str, triton: str | None) -> RuntimeFacts:
     """Return what servers of a release on any GPU compare a file of a family with."""
 
