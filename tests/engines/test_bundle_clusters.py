@@ -13,63 +13,18 @@ from pathlib import Path
 
 import pytest
 from bundle_cases import CASES, build, example, files_of, place, printed
+from cluster_shapes import captured, clean, found_by, of_release, on_a_vlan, on_ipv6
 from node_shapes import lay, read_shape
 
-from tuner.deploy.bundle.build import Bundle, write_bundle
+from tuner.deploy.bundle.build import write_bundle
 from tuner.deploy.bundle.commands import node_commands
-from tuner.deploy.cluster import Cluster, parse_cluster
+from tuner.deploy.cluster import parse_cluster
 from tuner.deploy.preflight import run_preflight
 from tuner.errors import MalformedCluster, UnwritableOutput
 
 L40S, H20, RAY = CASES
-SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 VLLM = Path(sys.prefix, "share/tuner/engines/vllm-0.33.0/vllm")
 TEXT = (Path(__file__).parents[2] / "examples" / f"{H20}.toml").read_text()
-
-
-def of_release(version: str) -> Cluster:
-    whole = example(RAY)
-    flags = tuple(
-        f for f in whole.engine.flags if f not in ("--distributed-executor-backend", "ray")
-    )
-    image = f"vllm/vllm-openai:{version}"
-    engine = replace(whole.engine, image=image, flags=flags, ray_flags=())
-    return replace(whole, engine=engine)
-
-
-def captured(cluster: Cluster, shape: str, folder: Path, **changes: object) -> Bundle:
-    """The bundle of a cluster whose nodes are all of one shape."""
-    captures = {
-        node.name: lay(
-            {
-                **read_shape(shape),
-                "interface": [{"name": "eno1", "ips": ["172.16.0.1/16", f"{node.host}/24"]}],
-                **changes,
-            },
-            folder / node.name,
-        )
-        for node in cluster.nodes
-    }
-    return build(
-        cluster_case(cluster), cluster, preflight=run_preflight(captures, cluster.expected())
-    )
-
-
-def cluster_case(cluster: Cluster) -> str:
-    return next(case for case in CASES if example(case).name == cluster.name)
-
-
-def found_by(cluster: Cluster) -> Cluster:
-    """The cluster without what the file says of links, so that the preflight finds it."""
-    nodes = tuple(replace(node, interface="", rdma=None) for node in cluster.nodes)
-    return replace(cluster, nodes=nodes)
-
-
-def clean(root: Path) -> list[Path]:
-    scripts = sorted(root.rglob("*.sh"))
-    done = subprocess.run([SHELLCHECK, *scripts], capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == ("", 0)
-    return scripts
 
 
 # vLLM with and without Ray
@@ -224,11 +179,7 @@ def test_each_node_has_the_gid_index_of_its_own_table(tmp_path: Path) -> None:
 
 
 def test_management_on_a_vlan_leaves_its_card_out(tmp_path: Path) -> None:
-    vlan = read_shape("management-vlan-of-bond")["interface"]
-    bundle = captured(
-        found_by(example(L40S)), "management-vlan-of-bond", tmp_path / "captures", interface=vlan
-    )
-    root = place(bundle, tmp_path)
+    root = place(on_a_vlan(tmp_path / "captures"), tmp_path)
     clean(root)
     (words,) = printed(root / "nodes/l40s-01/docker.sh")
     assert "NCCL_IB_HCA=" + ",".join(f"mlx5_{i}" for i in range(1, 9)) in words
@@ -237,9 +188,7 @@ def test_management_on_a_vlan_leaves_its_card_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", [H20, RAY])
 def test_servers_of_a_head_on_ipv6_listen_on_ipv6(case: str, tmp_path: Path) -> None:
-    whole = example(case)
-    nodes = tuple(replace(node, host=f"fd00::{i}") for i, node in enumerate(whole.nodes, 11))
-    root = place(build(case, replace(whole, nodes=nodes)), tmp_path)
+    root = place(build(case, on_ipv6(example(case))), tmp_path)
     clean(root)
     *_, serve = printed(root / "nodes/h20-node01/bare.sh")
     assert serve[serve.index("--host") + 1] == "::"
