@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from api.requests import SubmitJob, job_request
 from api.settings import ApiSettings
-from tuner.cli import app
 from tuner.cli.command_target import read_command_target
+from tuner.cli.commands import app
 from tuner.cli.family_options import FamilyChoice
 from tuner.cli.targets import TargetOptions, targets_and_settings
 from tuner.devices.table import find_device
