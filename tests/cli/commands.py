@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 import pytest
 from typer.testing import CliRunner, Result
 
-from tuner.cli import app
+from tuner.cli.commands import app
 
 
 def run(

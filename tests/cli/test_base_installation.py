@@ -21,7 +21,7 @@ PathFinder.find_spec = classmethod(
     lambda cls, name, *more: None if name in EXTRAS else find_spec(name, *more)
 )
 from typer.testing import CliRunner
-from tuner.cli import app
+from tuner.cli.commands import app
 
 said = {}
 for line in json.loads(sys.argv[1]):

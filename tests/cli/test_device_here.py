@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tuner.cli import app
+from tuner.cli.commands import app
 from tuner.devices.here import (
     VISIBLE,
     card_to_check_or_here,

@@ -10,8 +10,8 @@ import shellingham
 import typer
 from typer.testing import CliRunner
 
-from tuner.cli import app
 from tuner.cli.app import EXAMPLES, OPTION_NAMES, SECTIONS
+from tuner.cli.commands import app
 
 RUNNER = CliRunner()
 GROUP = typer.main.get_command(app)

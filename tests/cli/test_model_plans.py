@@ -8,7 +8,8 @@ import pytest
 from commands import tuner
 from typer.testing import CliRunner
 
-from tuner.cli import app, tuning
+from tuner.cli import tuning
+from tuner.cli.commands import app
 from tuner.models.table import presets
 
 SERVED = [

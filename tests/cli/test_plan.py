@@ -8,7 +8,7 @@ from commands import run
 from typer.testing import CliRunner
 from unchanged_cases import ENGINE
 
-from tuner.cli import app
+from tuner.cli.commands import app
 
 R1 = ("deepseek-r1", "--tp", "8")
 RECORDED = "fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from node_shapes import lay, read_shape
 
 from tuner.deploy.preflight import build_single_file, capture, render, run_preflight
 from tuner.deploy.preflight.capture import captured_text, hash_folder, read_capture
@@ -74,6 +75,30 @@ def test_single_file_refuses_bad_input_in_one_line(single_file):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "NAME=DIR" in done.stderr
+
+
+@pytest.mark.parametrize(("target", "code"), [("> /dev/full", 2), (">&-", 0), ("| true", 0)])
+def test_output_that_cannot_be_written_ends_in_a_line(single_file, python, target, code):
+    line = f'"{python}" -I -S "{single_file}" --node n="{H20["h20-node01"].resolve()}" {target}'
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count("\n") <= 1 and "Traceback" not in done.stderr
+
+
+def test_a_shell_that_evaluates_the_report_exports_every_variable(env, tmp_path):
+    shape = read_shape("roce-rails")
+    rails = [{**group, "name": "ibp{i}24s0np0"} for group in shape["rdma"]]
+    node = lay({**shape, "rdma": rails}, tmp_path / "it's a node")
+    expected = run_preflight({"n": node}).nodes[0].environment
+    assert len(expected["NCCL_IB_HCA"]) > 80 and len(expected) > 3
+    tuner = Path(sys.executable).with_name("tuner")
+    script = f'''eval "$("{tuner}" preflight --node n="{node}" | grep '^ *export ')" && env -0'''
+    done = subprocess.run(
+        ["bash", "-c", script], env={**env, "COLUMNS": "40"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    exported = dict(one.partition("=")[::2] for one in done.stdout.split("\0"))
+    assert {name: exported.get(name) for name in expected} == expected
 
 
 def test_capture_notes_missing_tools_and_keeps_no_secrets(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from bundle_cases import CASES, ENGINES, EXAMPLES, build, built, example, files_of, fill, winners
 from typer.testing import CliRunner
 
-from tuner.cli import app
+from tuner.cli.commands import app
 from tuner.deploy.bundle.asked_files import asked_files, render_files
 from tuner.deploy.cluster import Cluster, read_cluster
 from tuner.devices.table import find_device

@@ -19,7 +19,7 @@ from gemm_cases import BLOCKS
 from tiers import only
 from typer.testing import CliRunner
 
-from tuner.cli import app
+from tuner.cli.commands import app
 from tuner.compile import CompileJob, Farm
 from tuner.engines.config_files import read_config_file
 from tuner.engines.engine import TritonRelease, engine_triton, find_engine, find_triton, triton_for

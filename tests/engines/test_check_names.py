@@ -9,7 +9,7 @@ import pytest
 from tiers import only
 from typer.testing import CliRunner
 
-from tuner.cli import app
+from tuner.cli.commands import app
 from tuner.devices.table import find_device
 from tuner.diagnose import diagnose_text
 from tuner.engines.engine import find_engine

@@ -21,7 +21,7 @@ from real_sglang import RELEASES, VERSIONS, RealSGLang, package
 from tiers import only
 from typer.testing import CliRunner, Result
 
-from tuner.cli import app
+from tuner.cli.commands import app
 from tuner.deploy.load_proof import LoadProof, prove_loads, read_deployed, render_proof
 from tuner.deploy.load_proof.deployed import Deployed, FileOrigin
 from tuner.deploy.load_proof.proof import LoadOutcome

@@ -173,6 +173,20 @@ def test_a_process_that_imports_another_triton_is_refused(tmp_path, job):
             list(farm.completed())
 
 
+def test_a_folder_copied_from_a_machine_with_another_python_is_told(tmp_path, job):
+    folder = tmp_path / "triton-3.8.0"
+    (folder / "triton").mkdir(parents=True)
+    (folder / "triton/__init__.py").write_text("raise ImportError('undefined symbol: PyObject_')")
+    wheel = folder / "triton-3.8.0.dist-info/WHEEL"
+    wheel.parent.mkdir()
+    wheel.write_text("Wheel-Version: 1.0\nTag: cp39-cp39-manylinux_2_28_x86_64\n")
+    with Farm(1, 240, tmp_path, triton=TritonRelease("3.8.0", folder)) as farm:
+        farm.submit([job])
+        with pytest.raises(CompilerUnavailable, match=r"undefined.*added for Python 3\.9"):
+            list(farm.completed())
+    assert release("3.8.0").for_another_python() == ""
+
+
 @pytest.mark.parametrize("version", only(["3.8.0"], ["3.1.0", "3.8.0"]))
 def test_the_measuring_child_imports_torch_beside_the_same_triton(tmp_path, version):
     program = "import torch, triton, tuner.measure.gpu_child; print(triton.__version__)"

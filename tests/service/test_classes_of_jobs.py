@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from api.asked import job_request
 from api.requests import SubmitJob
 from api.settings import ApiSettings
-from tuner.cli import app
+from tuner.cli.commands import app
 from tuner.cli.family_options import FamilyChoice
 from tuner.cli.targets import TargetOptions, read_command_target, targets_and_settings
 from tuner.devices.table import find_device

@@ -12,7 +12,7 @@ from sqlalchemy import text, update
 from store_writer import PROBLEM
 from typer.testing import CliRunner
 
-from tuner.cli import app
+from tuner.cli.commands import app
 from tuner.jobs.client import RemoteQueue
 from tuner.jobs.job import JobState
 from tuner.jobs.queue import ALL_JOBS, JobQuery

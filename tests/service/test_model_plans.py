@@ -11,7 +11,7 @@ from api_server import Server
 from cases import ROOT
 from typer.testing import CliRunner
 
-from tuner.cli import app
+from tuner.cli.commands import app
 
 SGLANG = "sglang==0.5.16"
 # The families of which each model has problems on an L40S, where servers read files for all.

@@ -7,7 +7,7 @@ import pytest
 from databases import both_databases
 from typer.testing import CliRunner
 
-from tuner.cli import app
+from tuner.cli.commands import app
 from tuner.errors import BadInput
 from tuner.families.fused_moe.problem import Gemm
 from tuner.jobs.job import JobFilter

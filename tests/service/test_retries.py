@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from worker_processes import embedded, replay, wait_for
 
 from api.settings import ApiSettings
-from tuner.cli import app
+from tuner.cli.commands import app
 from tuner.errors import EqualJobUnfinished, NotRetriable, UnknownJob
 from tuner.jobs.job import JobRequest, JobState
 from tuner.store.database import utc_now

@@ -26,7 +26,7 @@ from worker_processes import wait_for
 from api.key_policy import check_keys
 from api.serve import listen
 from api.settings import ApiSettings
-from tuner.cli import app
+from tuner.cli.commands import app
 from tuner.errors import BadInput
 from tuner.files import parse_toml
 from tuner.store.keys import KeyStore

@@ -11,7 +11,7 @@ from store_writer import KEY
 from typer.testing import CliRunner, Result
 
 from api.settings import ApiSettings
-from tuner.cli import app
+from tuner.cli.commands import app
 from tuner.problems.points import Config
 from tuner.problems.results import Compiled, Entry, Environment, Status, Totals
 from tuner.store.database import Database

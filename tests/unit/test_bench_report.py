@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from tuner.cli import app
+from tuner.cli.commands import app
 from tuner.deploy.bench_report import (
     as_dict,
     compare,

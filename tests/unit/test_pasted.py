@@ -11,7 +11,7 @@ import pytest
 import typer
 from diagnose_cases import CASES
 
-from tuner.cli import app
+from tuner.cli.commands import app
 from tuner.diagnose import Hints, diagnose_text
 from tuner.engines.engine import published
 

@@ -1,29 +1,29 @@
 """The `tuner` command. It reads options, calls the other packages, and prints the results.
 
 Data goes to stdout, progress and messages to stderr. Exit code 0: done; 1: the work failed;
-2: bad input. Commands import other packages inside their functions, so that `tuner --help` does
-not load SQLAlchemy, Optuna or NumPy.
+2: bad input; 130: interrupted. Commands import other packages inside their functions, so that
+`tuner --help` does not load SQLAlchemy, Optuna or NumPy.
 """
 
-from tuner.cli import (  # noqa: F401  # each adds its commands to the app
-    bundle,
-    check,
-    coverage,
-    deploy,
-    diagnose,
-    engines,
-    export,
-    jobs,
-    keys,
-    plan,
-    results,
-    service,
-    submit,
-    tuning,
-)
-from tuner.cli.app import add_examples, app
+import errno
+import os
+import sys
 
-add_examples(app)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-main = app  # the console script
+def main() -> None:
+    """Run the console script. Commands are imported here, so that Ctrl-C ends that quietly too."""
+    try:
+        from tuner.cli.commands import app
+
+        app()
+    except KeyboardInterrupt:
+        sys.stderr.write("tuner: interrupted\n")
+        sys.exit(130)
+    except OSError as error:
+        if error.filename or error.errno not in _DISK_FULL:  # errors of files have their names
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stderr.write(f"tuner: error: standard output cannot be written: {error.strerror}\n")
+        sys.exit(2)

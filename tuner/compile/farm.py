@@ -330,7 +330,8 @@ class Farm:
             except ChildDied:
                 worker, found = self._started()
         except (ChildDied, OSError) as error:  # TimeoutError is an OSError
-            raise CompilerUnavailable(f"a compile process did not start: {error}") from None
+            why = f"{error}{self.triton.for_another_python()}"
+            raise CompilerUnavailable(f"a compile process did not start: {why}") from None
         if found != self.triton.version:
             self._stop_worker(worker)
             wanted = self.triton.version

@@ -231,6 +231,19 @@ class TritonRelease:
     folder: Path | None = None  # comes first on a process's path; None: Triton is installed
     note: str = ""  # what to tell users if an engine's servers run another one
 
+    def for_another_python(self) -> str:
+        """Say that the release in the folder was added for another Python; "" if it was not."""
+        here = f"cp{sys.version_info.major}{sys.version_info.minor}"
+        for wheel in self.folder.glob("triton-*.dist-info/WHEEL") if self.folder else ():
+            tags = re.findall(r"^Tag: cp(\d)(\d+)-", wheel.read_text(), re.MULTILINE)
+            if tags and here not in {f"cp{major}{minor}" for major, minor in tags}:
+                made_for = ".".join(tags[0])
+                return (
+                    f"; {self.folder} was added for Python {made_for}, and this is another one: "
+                    "remove that folder, and run `tuner engines add` for the engine again"
+                )
+        return ""
+
 
 def triton_for(engine: Engine) -> TritonRelease:
     """The Triton to compile an engine's kernels with: the one that its servers run.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import sys
 import tempfile
@@ -68,5 +69,10 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     text = json.dumps(result.as_dict(), indent=2) + "\n" if options.json else render(result)
-    sys.stdout.write(text)
+    try:
+        print(text, end="", flush=True)  # noqa: T201 - nothing, if standard output is closed
+    except OSError as error:  # a full disk, or `| head`
+        sys.stderr.write(f"error: standard output cannot be written: {error.strerror}\n")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 2
     return 0 if result.ok else 1
