@@ -33,6 +33,12 @@ class Page(Strict):
     limit: int = Field(50, ge=1, le=1000)
 
 
+class NightPage(Page):
+    """Which nights to list."""
+
+    limit: int = Field(50, ge=1, le=50)
+
+
 class JobPage(Page):
     """Which jobs to list."""
 

@@ -19,6 +19,7 @@ from api.requests import ModelText, NightIn, WatchIn
 from api.routes.coverage import (
     WatchId,
     add_watch,
+    get_night,
     list_nights,
     list_watched,
     list_watches,
@@ -90,7 +91,7 @@ def resume(
 class NightPage(Page):
     """Which nights to show: each with what came of all that it queued."""
 
-    limit: int = Field(7, ge=1, le=50)
+    limit: int = Field(7, ge=1, le=7)
 
 
 @router.get("/nights")
@@ -123,9 +124,9 @@ def _nights(
     api: ApiDep,
     planned: Mapping[str, Any] | None,
 ) -> Response:
-    found = list_nights(wanted, caller, api)
-    for night in found["nights"]:
-        night["outcomes"] = outcomes_of(night["summary"], api)
+    listed = list_nights(wanted, caller, api)
+    nights = [get_night(night["date"], caller, api) for night in listed["nights"]]
+    found = {**listed, "nights": nights}
     if planned is not None:
         planned = {**planned, "outcomes": outcomes_of(planned, api)}
     return page(request, "nights", found=found, planned=planned)

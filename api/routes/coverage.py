@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any
+from datetime import date
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
 from starlette.exceptions import HTTPException
@@ -15,7 +16,7 @@ from api.errors import responses
 from api.matrix import counts_of, devices_of
 from api.paging import (
     MatrixPage,
-    Page,
+    NightPage,
     StoredPage,
     WatchedPage,
     page_of,
@@ -39,7 +40,7 @@ from api.state import Api, ApiDep
 from tuner.devices.table import find_device
 from tuner.problems.registry import parse_problem
 from workers.coverage import stored_rows, watched_rows
-from workers.nightly import do_round, outcomes
+from workers.nightly import SCHEDULE, do_round, outcomes
 from workers.watches import Unresolved, read_watch, watch_list_of
 
 router = APIRouter(prefix="/v1", tags=["coverage"], route_class=JsonRoute)
@@ -166,25 +167,25 @@ def run_night(caller: Admin, api: ApiDep, body: NightIn = NightIn()) -> dict[str
 @router.get(
     "/nights", response_model=NightsOut, response_model_exclude_unset=True, responses=responses()
 )
-def list_nights(page: Annotated[Page, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """List the nights, the newest first."""
+def list_nights(page: Annotated[NightPage, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
+    """List the nights, the newest first, with the lengths of what their summaries list."""
     after = read_cursor(page.after, read_date_and_id)
-    found = api.nights.nights(after=after, limit=page.limit + 1)
+    found = api.nights.counted(after, page.limit + 1)
     nights, cursor = page_of(found, page.limit, lambda night: [night.date.isoformat(), night.id])
     return {"nights": [asdict(night) for night in nights], "next": cursor}
 
 
 @router.get(
-    "/nights/last",
+    "/nights/{day}",
     response_model=NightOut,
     response_model_exclude_unset=True,
     responses=responses(404),
 )
-def get_last_night(caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """Show what the last night did."""
-    night = api.nights.last()
+def get_night(day: date | Literal["last"], caller: Reader, api: ApiDep) -> dict[str, Any]:
+    """Show what the night of a date, or the last one, did."""
+    night = api.nights.last() if day == "last" else api.nights.night(SCHEDULE, day)
     if night is None:
-        raise HTTPException(404, "there was no night yet")
+        raise HTTPException(404, "there was no night " + ("yet" if day == "last" else f"of {day}"))
     return {**asdict(night), "outcomes": outcomes_of(night.summary, api)}
 
 
