@@ -14,7 +14,7 @@ from api.fields import DeviceName
 from api.pages.browser import asked
 from api.pages.forms import Posted, ask_first, mistakes_in, refused_in
 from api.pages.render import go, page
-from api.paging import Page, WatchedPage
+from api.paging import NightsPage, WatchedPage
 from api.requests import ModelText, NightIn, WatchIn
 from api.routes.coverage import (
     WatchId,
@@ -88,7 +88,7 @@ def resume(
     return go(request, "workers")
 
 
-class NightPage(Page):
+class NightPage(NightsPage):
     """Which nights to show: each with what came of all that it queued."""
 
     limit: int = Field(7, ge=1, le=7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import date
@@ -16,14 +17,16 @@ from api.errors import responses
 from api.matrix import counts_of, devices_of
 from api.paging import (
     MatrixPage,
-    NightPage,
+    NightsPage,
     StoredPage,
     WatchedPage,
     page_of,
     read_cursor,
+    read_cursor_of,
     read_date_and_id,
     read_one,
     read_pair,
+    read_row_place,
 )
 from api.requests import HideIn, NightIn, WatchIn, watch_of
 from api.schemas_service import (
@@ -54,9 +57,9 @@ def list_stored(
 ) -> dict[str, Any]:
     """List what is stored, by device and environment, and whether it is stale."""
     device = find_device(page.device).name if page.device else None
-    after = read_cursor(page.after, read_pair)
+    after = read_cursor_of(device or "", page.after, read_pair)
     found = api.lookups.stored_summaries(device, after, page.limit + 1)
-    summaries, cursor = page_of(found, page.limit, lambda summary: summary.cursor)
+    summaries, cursor = page_of(found, page.limit, lambda summary: [*summary.cursor, device or ""])
     seen = api.lookups.environments({one.environment.device for one in summaries})
     return {"stored": stored_rows(summaries, seen), "next": cursor}
 
@@ -67,12 +70,15 @@ def list_matrix(
 ) -> dict[str, Any]:
     """List problems by device: what is measured, predicted, stale or missing, and the gain."""
     wanted = page.wanted()
-    rows, skip = api.matrix.rows(), read_cursor(page.after, read_one) or 0
+    rows, after = api.matrix.rows(), read_cursor_of(wanted.digest, page.after, read_row_place)
     found = api.matrix.find(wanted)
+    skip = 0 if after is None else bisect_right(found, after, key=wanted.place)
     devices = devices_of(rows)
     shown = [name for name in devices if not wanted.devices or name in wanted.devices]
     some, cursor = page_of(
-        found[skip : skip + page.limit + 1], page.limit, lambda _: [skip + page.limit]
+        found[skip : skip + page.limit + 1],
+        page.limit,
+        lambda row: [*wanted.place(row), wanted.digest],
     )
     return {
         "devices": devices,
@@ -89,10 +95,11 @@ def list_watched(
 ) -> dict[str, Any]:
     """List what is watched, in the watch list's order: tuned, stale or missing."""
     device = find_device(page.device).name if page.device else None
-    skip = read_cursor(page.after, read_one) or 0
     watch_list = watch_list_of(api.settings.service, api.nights)
+    digest = f"{device} {watch_list.digest}"
+    skip = read_cursor_of(digest, page.after, read_one) or 0
     found = watched_rows(watch_list, device, skip, page.limit + 1, api.lookups)
-    rows, cursor = page_of(found, page.limit, lambda _: [skip + page.limit])
+    rows, cursor = page_of(found, page.limit, lambda _: [skip + page.limit, digest])
     return {"watched": rows, "next": cursor}
 
 
@@ -167,7 +174,9 @@ def run_night(caller: Admin, api: ApiDep, body: NightIn = NightIn()) -> dict[str
 @router.get(
     "/nights", response_model=NightsOut, response_model_exclude_unset=True, responses=responses()
 )
-def list_nights(page: Annotated[NightPage, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
+def list_nights(
+    page: Annotated[NightsPage, Query()], caller: Reader, api: ApiDep
+) -> dict[str, Any]:
     """List the nights, the newest first, with the lengths of what their summaries list."""
     after = read_cursor(page.after, read_date_and_id)
     found = api.nights.counted(after, page.limit + 1)

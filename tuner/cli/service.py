@@ -81,10 +81,11 @@ def prune(
     from dataclasses import asdict
     from datetime import timedelta
 
-    from tuner.store.connect import database_url
+    refuse_foreign("workers")
     from tuner.store.prune import Pruning
+    from workers.settings import read_settings
 
-    with Pruning.open(database_url()) as store:
+    with Pruning.open(read_settings().database_url) as store:
         gone = asdict(store.prune(timedelta(days=days)))
     show(as_json, lambda: gone, lambda: "deleted " + ", ".join(f"{n} {k}" for k, n in gone.items()))
 

@@ -203,14 +203,17 @@ class NightStore(Queries):
         self, after: tuple[date, int] | None = None, limit: int = 50
     ) -> Sequence[NightCounts]:
         """As `nights`, with the lengths of the lists in the summaries, which may be long."""
+        names = "id", "schedule", "date", "started_at", "finished_at"
         lists = (func.json_array_length(nightly_runs.c.summary[name]) for name in _COUNTED)
         watched = nightly_runs.c.summary["watched"].as_integer()
-        row = (nightly_runs.c[name] for name in ("id", "schedule", "date"))
-        times = nightly_runs.c.started_at, nightly_runs.c.finished_at
-        query = _newest(select(*row, *times, watched, *lists), after, limit)
+        row = (nightly_runs.c[name] for name in names)
+        query = _newest(select(*row, watched, *lists), after, limit)
         with self._read() as connection:
             rows = connection.execute(query).all()
-        return [NightCounts(*one[:5], _counts(*one[5:])) for one in rows]
+        return [
+            NightCounts(**dict(zip(names, one, strict=False)), counts=_counts(*one[len(names) :]))
+            for one in rows
+        ]
 
     def last_posted(self, keys: Sequence[str]) -> dict[str, tuple[datetime, bool]]:
         """When a request with each of these keys was last posted, and whether it is unfinished."""
