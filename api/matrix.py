@@ -6,12 +6,14 @@ since is read.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from enum import Enum
 from itertools import chain, islice
 from typing import Any
@@ -103,17 +105,18 @@ class RowFilter:
     def _cells(self, row: CoverageRow) -> Iterable[Mapping[str, Any]]:
         return (c for name, c in row.cells.items() if not self.devices or name in self.devices)
 
-    def sorted(self, rows: Iterable[CoverageRow]) -> list[CoverageRow]:
-        """Rows in order. A row that lacks the sorted value comes last."""
-        by_name = sorted(rows, key=lambda row: (not row.models, row.models, row.problem))
-        if self.order is MatrixOrder.NAME:
-            return by_name
-        name = self.order.value
-        some = [row for row in by_name if row.best(name) is not None]
-        return [
-            *sorted(some, key=lambda row: row.best(name), reverse=True),
-            *(row for row in by_name if row.best(name) is None),
-        ]
+    def place(self, row: CoverageRow) -> list[Any]:
+        """Where a row stands in the order, as JSON. One that lacks the sorted value comes last."""
+        value = None if self.order is MatrixOrder.NAME else row.best(self.order.value)
+        number = value.timestamp() if isinstance(value, datetime) else value
+        names = " ".join(row.models), row.problem, row.engine
+        return [value is None, -(number or 0.0), not row.models, *names]
+
+    @property
+    def digest(self) -> str:
+        """As `JobQuery.digest`."""
+        said = repr({**vars(self), "devices": sorted(self.devices)})
+        return hashlib.sha256(said.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ class Matrix:
         """The rows that are wanted, in order. Raises UnusableStore."""
         rows = self.rows()
         devices = devices_of(rows)
-        return wanted.sorted(row for row in rows if wanted.has(row, devices))
+        return sorted((row for row in rows if wanted.has(row, devices)), key=wanted.place)
 
     def rows(self) -> Sequence[CoverageRow]:
         """All rows, at most FRESH_S old. Raises UnusableStore."""

@@ -46,6 +46,12 @@ class Page(Strict):
     limit: int = Field(50, ge=1, le=1000)
 
 
+class NightsPage(Page):
+    """Which nights to list."""
+
+    limit: int = Field(50, ge=1, le=50)
+
+
 class JobPage(Page):
     """Which jobs to list."""
 
@@ -196,29 +202,37 @@ def job_position(query: JobQuery) -> Callable[[Job], Sequence[Any]]:
     return lambda job: [job.created_at.isoformat(), job.id, query.digest]
 
 
-def read_job_cursor(text: str | None, query: JobQuery) -> tuple[datetime, str] | None:
-    """The (created_at, id) behind which the next page of the query's jobs begins.
+def read_cursor_of(digest: str, text: str | None, read: Callable[[Any], T]) -> T | None:
+    """As `read_cursor`, of a position whose last value is the digest of its list.
 
-    Raises BadInput for a cursor of another query: its page would begin at a place without meaning.
+    Raises BadInput for a cursor of another list: its page would begin at a place without meaning.
     """
-    place = read_cursor(text, _read_job_place)
+    place = read_cursor(text, lambda values: (read(values[:-1]), values[-1]))
     if place is None:
         return None
-    created_at, job_id, digest = place
-    if digest != query.digest:
+    if place[1] != digest:
         raise BadInput(
             "after: this cursor belongs to a list with other filters: send them "
             "again as they were, or leave `after` out to begin a new list"
         )
-    return created_at, job_id
+    return place[0]
 
 
-def _read_job_place(values: Any) -> tuple[datetime, str, str]:  # noqa: ANN401 (JSON)
+def read_job_place(values: Any) -> tuple[datetime, str]:  # noqa: ANN401 (JSON)
+    """The (created_at, id) of a job. Raises BadInput."""
     match values:
-        case [str(at), str(job_id), str(digest)] if job_id.isascii() and job_id.isalnum():
+        case [str(at), str(job_id)] if job_id.isascii() and job_id.isalnum():
             time = datetime.fromisoformat(at)
             if time.tzinfo is not None:
-                return time.astimezone(timezone.utc), job_id, digest
+                return time.astimezone(timezone.utc), job_id
+    raise BadInput
+
+
+def read_row_place(values: Any) -> list[Any]:  # noqa: ANN401 (JSON)
+    """What `RowFilter.place` gave. Raises BadInput."""
+    match values:
+        case [bool(), float(), bool(), str(), str(), str()]:
+            return list(values)
     raise BadInput
 
 

@@ -102,6 +102,15 @@ class NotDoneOut(BaseModel):
     why: str
 
 
+class RoundOut(BaseModel):
+    """When a round of a night was done."""
+
+    began: datetime
+    ended: datetime
+    watch_list: str = Field(description="Names the watches of its nightly.toml; empty: no file.")
+    error: str = Field(description="Empty if it was done to its end.")
+
+
 class SummaryOut(BaseModel):
     """What a night did. One that was skipped has no lists, and a dry run queued no jobs."""
 
@@ -121,6 +130,7 @@ class SummaryOut(BaseModel):
     unmet: list[str] | None = Field(
         None, description="Why no living worker will do some of the jobs."
     )
+    rounds: list[RoundOut] | None = Field(None, description="Of a night: each was added to it.")
 
 
 class NightOut(BaseModel):
@@ -132,14 +142,26 @@ class NightOut(BaseModel):
     started_at: datetime
     finished_at: datetime | None
     outcomes: list[OutcomeOut] = Field(
-        [], description="What it queued and what came of it, failures first. Not in lists."
+        [], description="What it queued and what came of it, failures first."
+    )
+
+
+class NightCountsOut(BaseModel):
+    """A night in a list."""
+
+    schedule: str
+    date: date
+    started_at: datetime
+    finished_at: datetime | None
+    counts: dict[str, int] | None = Field(
+        description="`watched`, and the lengths of the lists of its summary; null: not finished."
     )
 
 
 class NightsOut(BaseModel):
     """A page of nights, the newest first."""
 
-    nights: list[NightOut]
+    nights: list[NightCountsOut]
     next: str | None
 
 

@@ -363,8 +363,15 @@ class LocalWatching:
         return do_round(self._settings, self._store, announcer, dry_run=dry_run, force=force)
 
     def nights(self, limit: int) -> Sequence[dict[str, Any]]:
-        """The newest nights, the last one first."""
-        return [night.as_json() for night in self._nights.nights(limit=limit)]
+        """The newest nights with counts, the last one first."""
+        return [night.as_json() for night in self._nights.counted(limit=limit)]
+
+    def last_night(self) -> dict[str, Any]:
+        """The last night with its summary. Raises BadInput before the first."""
+        night = self._nights.last()
+        if night is None:
+            raise BadInput("there was no night yet: run `tuner nightly` first")
+        return night.as_json()
 
     def workers(self) -> Sequence[WorkerStatus]:
         """The workers of the last weeks."""

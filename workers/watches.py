@@ -199,8 +199,14 @@ class WatchList:
     @property
     def of_file(self) -> str:
         """Names the watches of the nightly.toml; "" if there is none."""
-        keys = [one.key for one in self.watches if isinstance(one, Watch) and one.id is None]
-        return hashlib.sha256("".join(keys).encode()).hexdigest()[:16] if keys else ""
+        listed = [one for one in self.watches if isinstance(one, Watch) and one.id is None]
+        return WatchList(tuple(listed)).digest if listed else ""
+
+    @property
+    def digest(self) -> str:
+        """Equal for lists of the same requests in the same order."""
+        said = [one.as_json() if isinstance(one, Watch) else one.id for one in self.watches]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
 
 
 def read_watch_list(path: Path) -> WatchList:

@@ -14,11 +14,12 @@ from api.fields import DeviceName
 from api.pages.browser import asked
 from api.pages.forms import Posted, ask_first, mistakes_in, refused_in
 from api.pages.render import go, page
-from api.paging import Page, WatchedPage
+from api.paging import NightsPage, WatchedPage
 from api.requests import ModelText, NightIn, WatchIn
 from api.routes.coverage import (
     WatchId,
     add_watch,
+    get_night,
     list_nights,
     list_watched,
     list_watches,
@@ -87,10 +88,10 @@ def resume(
     return go(request, "workers")
 
 
-class NightPage(Page):
+class NightPage(NightsPage):
     """Which nights to show: each with what came of all that it queued."""
 
-    limit: int = Field(7, ge=1, le=50)
+    limit: int = Field(7, ge=1, le=7)
 
 
 @router.get("/nights")
@@ -123,9 +124,9 @@ def _nights(
     api: ApiDep,
     planned: Mapping[str, Any] | None,
 ) -> Response:
-    found = list_nights(wanted, caller, api)
-    for night in found["nights"]:
-        night["outcomes"] = outcomes_of(night["summary"], api)
+    listed = list_nights(wanted, caller, api)
+    nights = [get_night(night["date"], caller, api) for night in listed["nights"]]
+    found = {**listed, "nights": nights}
     if planned is not None:
         planned = {**planned, "outcomes": outcomes_of(planned, api)}
     return page(request, "nights", found=found, planned=planned)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any
+from datetime import date
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
 from starlette.exceptions import HTTPException
@@ -16,14 +18,16 @@ from api.errors import responses
 from api.matrix import counts_of, devices_of
 from api.paging import (
     MatrixPage,
-    Page,
+    NightsPage,
     StoredPage,
     WatchedPage,
     page_of,
     read_cursor,
+    read_cursor_of,
     read_date_and_id,
     read_one,
     read_pair,
+    read_row_place,
 )
 from api.requests import HideIn, NightIn, WatchIn
 from api.schemas_service import (
@@ -40,7 +44,7 @@ from api.state import Api, ApiDep
 from tuner.devices.table import find_device
 from tuner.problems.registry import parse_problem
 from workers.coverage import stored_rows, watched_rows
-from workers.nightly import do_round, outcomes
+from workers.nightly import SCHEDULE, do_round, outcomes
 from workers.watches import Unresolved, read_watch, watch_list_of
 
 router = APIRouter(prefix="/v1", tags=["coverage"], route_class=JsonRoute)
@@ -54,9 +58,9 @@ def list_stored(
 ) -> dict[str, Any]:
     """List what is stored, by device and environment, and whether it is stale."""
     device = find_device(page.device).name if page.device else None
-    after = read_cursor(page.after, read_pair)
+    after = read_cursor_of(device or "", page.after, read_pair)
     found = api.lookups.stored_summaries(device, after, page.limit + 1)
-    summaries, cursor = page_of(found, page.limit, lambda summary: summary.cursor)
+    summaries, cursor = page_of(found, page.limit, lambda summary: [*summary.cursor, device or ""])
     seen = api.lookups.environments({one.environment.device for one in summaries})
     return {"stored": stored_rows(summaries, seen), "next": cursor}
 
@@ -67,12 +71,15 @@ def list_matrix(
 ) -> dict[str, Any]:
     """List problems by device: what is measured, predicted, stale or missing, and the gain."""
     wanted = page.wanted()
-    rows, skip = api.matrix.rows(), read_cursor(page.after, read_one) or 0
+    rows, after = api.matrix.rows(), read_cursor_of(wanted.digest, page.after, read_row_place)
     found = api.matrix.find(wanted)
+    skip = 0 if after is None else bisect_right(found, after, key=wanted.place)
     devices = devices_of(rows)
     shown = [name for name in devices if not wanted.devices or name in wanted.devices]
     some, cursor = page_of(
-        found[skip : skip + page.limit + 1], page.limit, lambda _: [skip + page.limit]
+        found[skip : skip + page.limit + 1],
+        page.limit,
+        lambda row: [*wanted.place(row), wanted.digest],
     )
     return {
         "devices": devices,
@@ -89,10 +96,11 @@ def list_watched(
 ) -> dict[str, Any]:
     """List what is watched, in the watch list's order: tuned, stale or missing."""
     device = find_device(page.device).name if page.device else None
-    skip = read_cursor(page.after, read_one) or 0
     watch_list = watch_list_of(api.settings.service, api.nights)
+    digest = f"{device} {watch_list.digest}"
+    skip = read_cursor_of(digest, page.after, read_one) or 0
     found = watched_rows(watch_list, device, skip, page.limit + 1, api.lookups)
-    rows, cursor = page_of(found, page.limit, lambda _: [skip + page.limit])
+    rows, cursor = page_of(found, page.limit, lambda _: [skip + page.limit, digest])
     return {"watched": rows, "next": cursor}
 
 
@@ -167,25 +175,27 @@ def run_night(caller: Admin, api: ApiDep, body: NightIn = NightIn()) -> dict[str
 @router.get(
     "/nights", response_model=NightsOut, response_model_exclude_unset=True, responses=responses()
 )
-def list_nights(page: Annotated[Page, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """List the nights, the newest first."""
+def list_nights(
+    page: Annotated[NightsPage, Query()], caller: Reader, api: ApiDep
+) -> dict[str, Any]:
+    """List the nights, the newest first, with the lengths of what their summaries list."""
     after = read_cursor(page.after, read_date_and_id)
-    found = api.nights.nights(after=after, limit=page.limit + 1)
+    found = api.nights.counted(after, page.limit + 1)
     nights, cursor = page_of(found, page.limit, lambda night: [night.date.isoformat(), night.id])
     return {"nights": [asdict(night) for night in nights], "next": cursor}
 
 
 @router.get(
-    "/nights/last",
+    "/nights/{day}",
     response_model=NightOut,
     response_model_exclude_unset=True,
     responses=responses(404),
 )
-def get_last_night(caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """Show what the last night did."""
-    night = api.nights.last()
+def get_night(day: date | Literal["last"], caller: Reader, api: ApiDep) -> dict[str, Any]:
+    """Show what the night of a date, or the last one, did."""
+    night = api.nights.last() if day == "last" else api.nights.night(SCHEDULE, day)
     if night is None:
-        raise HTTPException(404, "there was no night yet")
+        raise HTTPException(404, "there was no night " + ("yet" if day == "last" else f"of {day}"))
     return {**asdict(night), "outcomes": outcomes_of(night.summary, api)}
 
 

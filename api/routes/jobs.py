@@ -20,7 +20,7 @@ from api.bodies import JsonRoute
 from api.errors import problem_of, problem_of_mistakes, request_id, responses
 from api.fields import JobId
 from api.pages.browser import wants_page
-from api.paging import JobPage, job_position, page_of, read_job_cursor
+from api.paging import JobPage, job_position, page_of, read_cursor_of, read_job_place
 from api.requests import RefusedJob, SubmitJob, SubmitJobs, SubmitModel
 from api.schemas_jobs import (
     BatchOut,
@@ -241,7 +241,8 @@ Everyone = Annotated[
 def list_jobs(page: Annotated[JobPage, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
     """List jobs, by default the newest first."""
     query = page.query()
-    found = api.jobs.list(query, after=read_job_cursor(page.after, query), limit=page.limit + 1)
+    after = read_cursor_of(query.digest, page.after, read_job_place)
+    found = api.jobs.list(query, after=after, limit=page.limit + 1)
     jobs, cursor = page_of(found, page.limit, job_position(query))
     reasons = api.fleet.reasons()
     return {"jobs": [{**job.as_json(), **reasons.as_json(job)} for job in jobs], "next": cursor}

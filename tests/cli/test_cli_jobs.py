@@ -289,6 +289,13 @@ def test_a_watch_and_a_night_say_that_nobody_will_do_their_jobs(tuner, monkeypat
     )
 
 
+def test_prune_says_how_much_it_deleted(tuner):
+    refused = tuner("prune", "--days", "3", code=2)
+    assert "greater than or equal to 30" in refused.stderr
+    done = tuner("prune", "--days", "180")
+    assert done.stdout == "deleted 0 jobs, 0 runs, 0 trials, 0 nights\n"
+
+
 def test_migrate_names_the_store_that_it_made(tuner, tmp_path):
     done = tuner("migrate")
     assert f"the store {tmp_path / 'tuner.db'} has this program's schema" in done.stderr

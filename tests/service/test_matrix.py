@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from api_server import ENTRY
+from api_server import ENTRY, serving
 from databases import both_databases, superuser
 from sqlalchemy import make_url
 from store_writer import ENVIRONMENT, KEY, POINTS, PROBLEM, batch
@@ -15,10 +15,14 @@ from worker_processes import wait_for
 
 from api import matrix
 from api.matrix import CellState, CoverageRow, Matrix, MatrixOrder, RowFilter, counts_of, devices_of
+from api.settings import ApiSettings
+from tuner.families.fused_moe.problem import FusedMoe
 from tuner.problems.results import Entry, Environment, Incumbent, Status, Totals
 from tuner.store.database import Database, utc_now
+from tuner.store.keys import Scope
 from tuner.store.lookups import Lookups
 from tuner.store.results import ResultStore
+from workers.settings import Settings
 from workers.watches import Watch
 
 OLD, NEW = ENVIRONMENT, replace(ENVIRONMENT, engine_version="0.5.23", kernel_hash="cd" * 32)
@@ -174,6 +178,36 @@ def found(store):
     other = ResultStore(store).begin_run(replace(KEY, problem=OTHER))
     ResultStore(store).finish_run(other, [entry(0, 10.0, 90.0)], Totals())
     return Matrix(Lookups(store), list, list)
+
+
+def test_pages_go_on_where_they_ended_whatever_was_published_meanwhile(store, store_url):
+    others = [replace(OTHER, N=n) for n in (128, 256, 384, 512, 640)]
+
+    def tune(problem: FusedMoe) -> None:
+        run = ResultStore(store).begin_run(replace(KEY, problem=problem, seed=next(seeds)))
+        ResultStore(store).finish_run(run, [entry(0, 10.0, 20.0)], Totals())
+
+    seeds = iter(range(100))
+    for problem in others[:4]:
+        tune(problem)
+    with serving(ApiSettings(Settings(store_url))) as server:
+        server.key = server.app.state.api.keys.add("me", Scope.ADMIN)
+        path = "/v1/coverage/matrix?order=newest&limit=2"
+        first = server.call("GET", path).json
+        tune(others[4])
+        second = server.call("GET", f"{path}&after={first['next']}").json
+        shown = [row["problem"] for page in (first, second) for row in page["rows"]]
+        assert shown == [one.spec() for one in reversed(others[:4])]
+        assert second["next"] is None
+        wrong = server.call("GET", f"{path}&family=fused_moe&after={first['next']}")
+        assert "other filters" in wrong.problem(422)
+        watched = "/v1/coverage/watched?limit=1"
+        body = {"models": [one.spec() for one in others], "devices": ["L40S"]}
+        server.call("POST", "/v1/watches", body)
+        cursor = server.call("GET", watched).json["next"]
+        assert server.call("GET", f"{watched}&after={cursor}").status == 200
+        server.call("POST", "/v1/watches", {**body, "devices": ["H200"]})
+        assert "other filters" in server.call("GET", f"{watched}&after={cursor}").problem(422)
 
 
 def test_rows_are_found_and_sorted(found):

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import date
+from datetime import date, timedelta
 
 import pytest
 from api_server import serving
@@ -19,6 +19,7 @@ from tuner.store.jobs import JobStore
 from tuner.store.keys import KeyStore, Scope
 from tuner.store.nights import NightStore
 from tuner.store.results import ResultStore
+from workers.nightly import SCHEDULE
 from workers.settings import Settings
 
 Tuner = Callable[..., Result]
@@ -161,7 +162,7 @@ def test_a_night_is_planned_done_forced_and_listed(tuner, store):
     assert {name: record[name] for name in summary} == summary  # a second round queued no more
     assert "1 queued, 0 waiting before" in tuner("nightly", "--last").stdout
     (night,) = json.loads(tuner("nightly", "--list", "--json").stdout)
-    assert (night["summary"]["submitted"], night["finished_at"][-1]) == (summary["submitted"], "Z")
+    assert (night["counts"]["submitted"], night["finished_at"][-1]) == (1, "Z")
     header, _, line = tuner("nightly", "--list").stdout.splitlines()
     assert line.split()[:-1] == [night["date"], "1", "1", "0", "0", "1", "0", "0"]
     assert len(header) <= 80
@@ -247,10 +248,29 @@ class TestApi:
             assert night.json["submitted"] == woken
             assert server.call("POST", "/v1/nights", {"forse": True}).status == 422
             last = server.call("GET", "/v1/nights/last").json
-            assert last["summary"] == night.json
-            (outcome,) = last.pop("outcomes")  # lists have none
+            summary = last.pop("summary")
+            (done,) = summary.pop("rounds")
+            assert (summary, done["error"]) == (night.json, "")
+            (outcome,) = last.pop("outcomes")
             assert (outcome["kind"], outcome["job_id"]) == ("missing", woken[0])
-            assert server.call("GET", "/v1/nights").json == {"nights": [last], "next": None}
+            listed = server.call("GET", "/v1/nights").json
+            counts = listed["nights"][0].pop("counts")
+            assert listed == {"nights": [last], "next": None}
+            lists = {k: len(v) for k, v in summary.items() if isinstance(v, list) and k in counts}
+            assert counts == {**lists, "watched": 1, "rounds": 1}
+            assert server.call("GET", f"/v1/nights/{last['date']}").json["outcomes"] == [outcome]
+            assert server.call("GET", "/v1/nights/2020-02-02").problem(404)
+
+    def test_a_list_of_long_nights_is_short(self, server):
+        nights, entry = server.app.state.api.nights, {"problem": "fused_moe:" + "x" * 200}
+        for days in range(3):
+            day = DAY + timedelta(days=days)
+            long = {"watched": 1000, "missing": [{**entry, "job_id": str(n)} for n in range(1000)]}
+            nights.finish(SCHEDULE, day, nights.begin(SCHEDULE, day), long)
+        listed = server.call("GET", "/v1/nights")
+        assert [one["counts"]["missing"] for one in listed.json["nights"]] == [1000] * 3
+        assert len(listed.body) < 2000
+        server.call("GET", "/v1/nights?limit=51").problem(422)
 
     def test_nights_come_in_pages(self, server):
         for schedule in ("a", "b", "c"):

@@ -64,6 +64,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "workers": "List workers, drain and resume them",
         "keys": "Manage API keys",
         "migrate": "Create the store, or upgrade its schema",
+        "prune": "Delete old jobs, nights and trials that no result needs",
     },
 }
 
@@ -157,6 +158,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "keys list": ("tuner keys list",),
     "keys revoke": ("tuner keys revoke alice",),
     "migrate": ("tuner migrate",),
+    "prune": ("tuner prune --days 180",),
 }
 
 # What the engines call our options. The words of an option's help name them.

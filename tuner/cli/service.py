@@ -72,6 +72,24 @@ def migrate() -> None:
     say(f"the store {place_of(settings.database_url)} has this program's schema")
 
 
+@command
+def prune(
+    days: Annotated[int, typer.Option(min=30, help="Delete what is older; default: none.")],
+    as_json: Json = False,
+) -> None:
+    """Delete old jobs, nights, and runs with their trials. What results need stays."""
+    from dataclasses import asdict
+    from datetime import timedelta
+
+    refuse_foreign("workers")
+    from tuner.store.prune import Pruning
+    from workers.settings import read_settings
+
+    with Pruning.open(read_settings().database_url) as store:
+        gone = asdict(store.prune(timedelta(days=days)))
+    show(as_json, lambda: gone, lambda: "deleted " + ", ".join(f"{n} {k}" for k, n in gone.items()))
+
+
 LISTED = 30
 
 
@@ -151,23 +169,20 @@ def _open_nights(server: str | None, watch_list: Path | None) -> Iterator[Watchi
 
 def _last(watching: Watching) -> Mapping[str, Any]:
     """The summary of the last round; of one that was not finished, its name and date."""
-    nights = watching.nights(1)
-    if not nights:
-        raise BadInput("there was no night yet: run `tuner nightly` first")
-    (night,) = nights
+    night = watching.last_night()
     return night["summary"] or {"schedule": night["schedule"], "date": night["date"]}
 
 
 def _nights_text(nights: Sequence[Mapping[str, Any]]) -> str:
-    from workers.nightly import KINDS, errors_of
+    from workers.nightly import KINDS
 
     def row(night: Mapping[str, Any]) -> tuple[object, ...]:
-        summary = night["summary"]
-        if summary is None or "watched" not in summary:
+        counts, ended = night["counts"], night["finished_at"]
+        if counts is None:
             return (night["date"], *(None,) * 7, "-")
-        counts = [len(summary[kind]) for kind in (*KINDS, "submitted", "waiting")]
-        errors = len(errors_of(summary))
-        return (night["date"], summary["watched"], *counts, errors, night["finished_at"][11:16])
+        shown = [counts[name] for name in ("watched", *KINDS, "submitted", "waiting")]
+        errors = counts["errors"] + counts["not_submitted"]
+        return (night["date"], *shown, errors, ended[11:16] if ended else "-")
 
     headers = ("date", "watched", *KINDS, "queued", "waiting", "errors", "ended")
     return table(headers, list(map(row, nights)))

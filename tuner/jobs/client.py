@@ -89,7 +89,7 @@ _TABLE = ("models", "devices", "tp", "ep", "dtypes", "batch_sizes", "engine", "m
 _PLACE = ("engine", "engine_version", "triton", "torch", "driver")
 _STORED = ("device", "problem", "environment", "standing", "why", "points", "newest")
 _WATCHED = ("model", "problem", "device", "engine", "measure", "standing", "why")
-_NIGHT = ("schedule", "date", "summary", "started_at", "finished_at")
+_NIGHT = ("schedule", "date", "started_at", "finished_at")
 _SUMMARY = ("schedule", "date")
 NOTHING: Mapping[str, str] = MappingProxyType({})
 T = TypeVar("T")
@@ -216,10 +216,15 @@ class RemoteQueue:
         return self._ask("POST", "/v1/nights", body, timeout_s=NIGHT_S, read=check)
 
     def nights(self, limit: int) -> Sequence[Json]:
-        """The newest nights, the last one first."""
-        check = partial(_checked, fields=_NIGHT)
+        """The newest nights with counts, the last one first."""
+        check = partial(_checked, fields=(*_NIGHT, "counts"))
         path = f"/v1/nights?limit={limit}"
         return self._ask("GET", path, read=lambda got: _each(got["nights"], check))
+
+    def last_night(self) -> Json:
+        """The last night with its summary. Raises BadInput before the first."""
+        check = partial(_checked, fields=(*_NIGHT, "summary"))
+        return self._ask("GET", "/v1/nights/last", read=check)
 
     def _pages(
         self, path: str, name: str, read: Callable[[Any], Json], **query: object

@@ -70,8 +70,33 @@ class Night:
         return {**row, **times}
 
 
+@dataclass(frozen=True)
+class NightCounts:
+    """A night in a list."""
+
+    id: int
+    schedule: str
+    date: date
+    started_at: datetime
+    finished_at: datetime | None
+    counts: Mapping[str, int] | None  # of its summary's lists, and `watched`; None: not finished
+
+    def as_json(self) -> dict[str, Any]:
+        times = {"started_at": iso(self.started_at), "finished_at": iso(self.finished_at)}
+        return {**vars(self), "date": self.date.isoformat(), **times}
+
+
 # Of a night's record, the lists that grow with each of its rounds. The last round says the rest.
 _GROWING = ("missing", "stale", "revalidated", "submitted", "waiting", "rounds")
+
+
+_COUNTED = (*_GROWING, "errors", "not_submitted")
+
+
+def _counts(watched: int | None, *lengths: int | None) -> dict[str, int] | None:
+    if watched is None:
+        return None
+    return {"watched": watched, **{n: many or 0 for n, many in zip(_COUNTED, lengths, strict=True)}}
 
 
 def _added(record: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,15 +192,28 @@ class NightStore(Queries):
         after: tuple[date, int] | None = None,
         limit: int = 50,
     ) -> Sequence[Night]:
-        """A page of rounds, the newest first; `after` is the last page's last (date, id)."""
-        row = nightly_runs.c
-        query = _columns(nightly_runs, Night).order_by(row.date.desc(), row.id.desc()).limit(limit)
+        """A page of nights, the newest first; `after` is the last page's last (date, id)."""
+        query = _newest(_columns(nightly_runs, Night), after, limit)
         if schedule is not None:
-            query = query.where(row.schedule == schedule)
-        if after is not None:
-            query = query.where(tuple_(row.date, row.id) < after)
+            query = query.where(nightly_runs.c.schedule == schedule)
         with self._read() as connection:
             return [Night(*found) for found in connection.execute(query)]
+
+    def counted(
+        self, after: tuple[date, int] | None = None, limit: int = 50
+    ) -> Sequence[NightCounts]:
+        """As `nights`, with the lengths of the lists in the summaries, which may be long."""
+        names = "id", "schedule", "date", "started_at", "finished_at"
+        lists = (func.json_array_length(nightly_runs.c.summary[name]) for name in _COUNTED)
+        watched = nightly_runs.c.summary["watched"].as_integer()
+        row = (nightly_runs.c[name] for name in names)
+        query = _newest(select(*row, watched, *lists), after, limit)
+        with self._read() as connection:
+            rows = connection.execute(query).all()
+        return [
+            NightCounts(**dict(zip(names, one, strict=False)), counts=_counts(*one[len(names) :]))
+            for one in rows
+        ]
 
     def last_posted(self, keys: Sequence[str]) -> dict[str, tuple[datetime, bool]]:
         """When a request with each of these keys was last posted, and whether it is unfinished."""
@@ -232,6 +270,13 @@ class NightStore(Queries):
             changed = update(watches).where(watches.c.id == watch_id).values(watch=watch)
             connection.execute(changed)
             return replace(stored, watch=watch)
+
+
+def _newest(query: Select[Any], after: tuple[date, int] | None, limit: int) -> Select[Any]:
+    place = nightly_runs.c.date, nightly_runs.c.id
+    if after is not None:
+        query = query.where(tuple_(*place) < after)
+    return query.order_by(*(column.desc() for column in place)).limit(limit)
 
 
 def _locked(connection: Connection, schedule: str, day: date) -> Night:
