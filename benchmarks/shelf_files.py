@@ -22,6 +22,7 @@ from tuner.engines.engine import find_engine, kernel_hash
 from tuner.engines.sidecars import PROVENANCE
 from tuner.export.advice import Advice
 from tuner.export.export import choose, export
+from tuner.models.served_as import models_of
 from tuner.problems.registry import family_of
 from tuner.problems.results import Entry, counted
 from tuner.store.result_files import RunResult, read_results, write_results
@@ -35,7 +36,7 @@ INDEX = "index.jsonl"
 
 
 def main() -> None:
-    raw = [result for path in sorted(RAW.glob("*.jsonl.gz")) for result in read_results(path)]
+    raw = [result for path in sorted(RAW.rglob("*.jsonl.gz")) for result in read_results(path)]
     shutil.rmtree(SHIPPED, ignore_errors=True)
     paths = write_results(SHIPPED, newest(raw))
     for folder in PLAIN.iterdir():
@@ -99,7 +100,7 @@ def _row(result: RunResult, advice: Advice | None, files: Sequence[str]) -> dict
     statuses = [entry.status.value for entry in entries]
     return {
         "problem": result.key.problem.spec(),
-        "models": list(result.models),
+        "models": list(result.models or models_of(result.key.problem)),
         "card": place.device,
         "engine": f"{place.engine}=={place.engine_version}",
         "triton": place.triton,
