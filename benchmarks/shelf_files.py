@@ -82,9 +82,10 @@ def write_release(
     if measured != {(family, kernel_hash(engine, family)) for family, _ in measured}:
         raise ValueError(f"{folder} was measured with other kernels than those of the engine here")
     winners = [winner for one in results for winner in one.winners()]
+    problems = [one.key.problem for one in results]
     with TemporaryDirectory() as made:
         root = Path(made)
-        chosen = choose(winners, card, engine, root, allow_predicted=False)
+        chosen = choose(winners, card, engine, root, allow_predicted=False, wanted=problems)
         files = export(chosen.winners, engine, card, root)
         shutil.rmtree(root / PROVENANCE)
         shutil.copytree(root, out / folder, dirs_exist_ok=True)
