@@ -116,6 +116,13 @@ def test_what_is_not_asked_for_is_not_exported(shelved, tmp_path):
     assert {one["problem"] for one in found["files"]} == {SMALL}
 
 
+def test_a_bundle_takes_the_shelf_s_files_and_says_so(shelved, tmp_path):
+    cluster = ROOT / "examples/cluster-h20-2x8-sglang.toml"
+    words = ("bundle", "--device", "H100", "--cluster", cluster, "--out", tmp_path / "out")
+    done = run(*words, env=shelved, code=0)
+    assert "from the shelf, measured on another machine with driver" in done.stdout + done.stderr
+
+
 def test_a_model_is_named_once(shelved):
     done = run("export", *KIMI, "--model", "glm-4.6", "--device", "H200", env=shelved, code=2)
     assert "name the model once" in done.stderr

@@ -103,7 +103,7 @@ def export_device(
         left = chosen.left_out
         return ExportSummary(
             *(root, files, 0, ()),
-            notes=[*triton_notes(files, engine), *shelf_notes(chosen.winners)],
+            notes=[*triton_notes(files, engine), *shelf_notes(chosen.winners, for_here=True)],
             left_out=left,
             advice=chosen.advice,
             removed=take_back(chosen.left_alone, engine, device, None),
@@ -116,7 +116,7 @@ def export_device(
         len(carried.keys() - {file.path for file in files}),
         variables,
         flags_for,
-        [*notes, *shelf_notes(chosen.winners)],
+        [*notes, *shelf_notes(chosen.winners, for_here=True)],
         left_out=chosen.left_out,
         advice=chosen.advice,
         removed=take_back(chosen.left_alone, engine, device, out),
