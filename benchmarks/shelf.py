@@ -9,7 +9,8 @@ a second call goes on where the first one stopped. Other processes compile what 
 will try first. After --limit-s seconds nothing more is begun, and what is under way is stopped.
 
 OUT/ENGINE-CARD.jsonl.gz gets one line for each problem as soon as it is measured, in the form of
-tuner/store/result_files.py and with the models; OUT/failed-ENGINE-CARD.txt says what failed, and
+tuner/store/result_files.py and with the models: of such files benchmarks/shelf_files.py makes the
+shelf. OUT/failed-ENGINE-CARD.txt says what failed, and
 OUT/ENGINE-CARD.db.gz is the database, with all trials.
 """
 
@@ -27,7 +28,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.context import SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -64,7 +65,7 @@ SPARE_CORES = len(os.sched_getaffinity(0)) // 2
 
 @dataclass(frozen=True)
 class Work:
-    """What all processes share."""
+    """Hold what the processes of one call share."""
 
     wanted: Sequence[Wanted]
     engine: str
@@ -88,7 +89,7 @@ class Work:
         )
 
     def take(self) -> Wanted | None:
-        """The next problem; None if there is no other one."""
+        """Return the next problem that nobody has begun; None if there is none."""
         with self.begun.get_lock():
             at = self.begun.value
             self.begun.value = min(at + 1, len(self.wanted))
@@ -160,7 +161,7 @@ def _missing(
     version: str,
     kind: MeasureKind,
 ) -> list[Wanted]:
-    """The problems of which the store has no result with the Triton that is here."""
+    """Return the problems of which the store has no result with the Triton that is here."""
     status = Status.PREDICTED if kind is MeasureKind.PREDICT else Status.OK
     triton = triton_version(find_engine(f"{engine}=={version}"))
     found = store.winners(device=card.name, engine=engine, engine_version=version, triton=triton)
@@ -223,7 +224,7 @@ def measure(work: Work, gpu: str) -> None:
 
 
 def _next_prepared(work: Work, gpu: str) -> tuple[Wanted, PreparedRun] | None:
-    """The next problem that can be prepared, with its first candidates."""
+    """Return the next problem that can be prepared, with its run and its first candidates."""
     while (wanted := work.take()) is not None:
         try:
             prepared = prepare(work.request(wanted, gpu))
@@ -255,7 +256,7 @@ def _measured(
     environment = report.environment
     mine = store.winners_in(wanted.problem, environment)
     for result in store.results(mine):
-        line = json.dumps({"models": wanted.models, **result.as_json()}) + "\n"
+        line = json.dumps(replace(result, models=wanted.models).as_json()) + "\n"
         with work.writing, (work.out / f"{work.name}.jsonl.gz").open("ab") as file:
             file.write(gzip.compress(line.encode()))
     _tell(work, wanted, report, gpu, time.monotonic() - began)
@@ -312,7 +313,7 @@ def _next_to_compile(work: Work) -> int:
 
 
 def _keep_database(database: Path, kept: Path) -> None:
-    """Write a compressed copy, which has what is in the log of the database too."""
+    """Write a compressed copy of a database, with what only its write-ahead log has so far."""
     copy = database.with_suffix(".copy")
     with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(copy)) as target:
         source.backup(target)

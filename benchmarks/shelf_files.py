@@ -22,6 +22,7 @@ from tuner.engines.config_files import PROVENANCE
 from tuner.engines.engine import find_engine, kernel_hash
 from tuner.export.advice import Advice
 from tuner.export.export import choose, export
+from tuner.models.served_as import models_of
 from tuner.problems.registry import family_of
 from tuner.problems.results import Entry, counted
 from tuner.store.result_files import RunResult, read_results, write_results
@@ -35,7 +36,7 @@ INDEX = "index.jsonl"
 
 
 def main() -> None:
-    raw = [result for path in sorted(RAW.glob("*.jsonl.gz")) for result in read_results(path)]
+    raw = [result for path in sorted(RAW.rglob("*.jsonl.gz")) for result in read_results(path)]
     shutil.rmtree(SHIPPED, ignore_errors=True)
     paths = write_results(SHIPPED, newest(raw))
     for folder in PLAIN.iterdir():
@@ -81,9 +82,10 @@ def write_release(
     if measured != {(family, kernel_hash(engine, family)) for family, _ in measured}:
         raise ValueError(f"{folder} was measured with other kernels than those of the engine here")
     winners = [winner for one in results for winner in one.winners()]
+    problems = [one.key.problem for one in results]
     with TemporaryDirectory() as made:
         root = Path(made)
-        chosen = choose(winners, card, engine, root, allow_predicted=False)
+        chosen = choose(winners, card, engine, root, allow_predicted=False, wanted=problems)
         files = export(chosen.winners, engine, card, root)
         shutil.rmtree(root / PROVENANCE)
         shutil.copytree(root, out / folder, dirs_exist_ok=True)
@@ -99,7 +101,7 @@ def _row(result: RunResult, advice: Advice | None, files: Sequence[str]) -> dict
     statuses = [entry.status.value for entry in entries]
     return {
         "problem": result.key.problem.spec(),
-        "models": list(result.models),
+        "models": list(result.models or models_of(result.key.problem)),
         "card": place.device,
         "engine": f"{place.engine}=={place.engine_version}",
         "triton": place.triton,

@@ -32,7 +32,7 @@ CROWDED = 0.75  # the share of a card that experts may take where one node is en
 
 @dataclass(frozen=True)
 class Wanted:
-    """A problem to measure, and whose it is."""
+    """Name a problem to measure, and the models that have it."""
 
     problem: FusedMoe
     models: tuple[str, ...]  # as "deepseek-r1 tp 8"
@@ -41,7 +41,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class _Use:
-    """One way of serving a model that runs a problem."""
+    """Describe one way of serving a model that runs a problem."""
 
     problem: FusedMoe
     name: str
@@ -50,7 +50,7 @@ class _Use:
 
 
 def wanted_problems(engine: Engine, card: Device) -> list[Wanted]:
-    """The problems to measure. Of those whose files have one name, it is the most used one."""
+    """Return the problems to measure. If several have files of one name, the most used counts."""
     by_problem: dict[FusedMoe, list[_Use]] = {}
     for use in sorted(_uses(engine, card), key=lambda use: use.order):
         by_problem.setdefault(use.problem, []).append(use)
@@ -78,7 +78,7 @@ def _uses(engine: Engine, card: Device) -> Iterator[_Use]:
 
 
 def _fits(model: Model, engine: Engine, card: Device, tp: int, share: float = 1.0) -> bool:
-    """Whether the experts of one rank fit that share of a card, if tp divides the model."""
+    """Tell whether the experts of one rank fit that share of a card, if tp divides the model."""
     problem = _resolved(model, engine, card, tp, 1) or _resolved(model, engine, card, tp, tp)
     if problem is None:
         return False
@@ -100,7 +100,7 @@ def _resolved(model: Model, engine: Engine, card: Device, tp: int, ep: int) -> F
 def _served(
     model: Model, engine: Engine, card: Device, tp: int, ep: int, odd: int
 ) -> Iterator[_Use]:
-    """The use, unless servers surely run another kernel than Triton's."""
+    """Yield the use, unless servers surely run another kernel than Triton's."""
     problem = _resolved(model, engine, card, tp, ep)
     if problem is None:
         return

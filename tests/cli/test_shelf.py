@@ -106,6 +106,23 @@ def test_an_export_with_an_empty_store_writes_the_shelf_s_files(shelved, tmp_pat
     assert (tmp_path / "again" / path).read_bytes() == (out / path).read_bytes()
 
 
+def test_what_is_not_asked_for_is_not_exported(shelved, tmp_path):
+    """Else a problem of the shelf might ask for the file of a problem of the store."""
+    words = ("export", "--device", "H200", "--engine", "sglang==0.5.16", "--out", tmp_path / "out")
+    done = run(*words, env=shelved, code=1)
+    assert "or name a model: the shelf has files for some" in done.stderr
+    run("results", "import", written(tmp_path, small()), env=shelved, code=0)
+    found = json.loads(run(*words, "--json", env=shelved, code=0).stdout)
+    assert {one["problem"] for one in found["files"]} == {SMALL}
+
+
+def test_a_bundle_takes_the_shelf_s_files_and_says_so(shelved, tmp_path):
+    cluster = ROOT / "examples/cluster-h20-2x8-sglang.toml"
+    words = ("bundle", "--device", "H100", "--cluster", cluster, "--out", tmp_path / "out")
+    done = run(*words, env=shelved, code=0)
+    assert "from the shelf, measured on another machine with driver" in done.stdout + done.stderr
+
+
 def test_a_model_is_named_once(shelved):
     done = run("export", *KIMI, "--model", "glm-4.6", "--device", "H200", env=shelved, code=2)
     assert "name the model once" in done.stderr

@@ -103,7 +103,7 @@ def export_device(
         left = chosen.left_out
         return ExportSummary(
             *(root, files, 0, ()),
-            notes=[*triton_notes(files, engine), *shelf_notes(chosen.winners)],
+            notes=[*triton_notes(files, engine), *shelf_notes(chosen.winners, for_here=True)],
             left_out=left,
             advice=chosen.advice,
             removed=take_back(chosen.left_alone, engine, device, None),
@@ -116,7 +116,7 @@ def export_device(
         len(carried.keys() - {file.path for file in files}),
         variables,
         flags_for,
-        [*notes, *shelf_notes(chosen.winners)],
+        [*notes, *shelf_notes(chosen.winners, for_here=True)],
         left_out=chosen.left_out,
         advice=chosen.advice,
         removed=take_back(chosen.left_alone, engine, device, out),
@@ -190,18 +190,23 @@ def choose(
 def wanted_winners(
     wanted: Sequence[Problem], winners: Sequence[Winner], device: Device, engine: Engine
 ) -> Sequence[Winner]:
-    """All winners for a device, or those of the `wanted` problems if there are any; see `select`.
+    """All problems' winners that the store has for a device, or those of the `wanted` problems if
+    there are any; see `select`. A problem that only the shelf has must be wanted.
 
     Raises ExportRefused where there are none.
     """
-    if not winners:
+    own = {winner.problem for winner in winners if not winner.from_shelf}
+    found = winners if wanted else [winner for winner in winners if winner.problem in own]
+    if not found:
+        name = ", or name a model: the shelf has files for some" if winners else ""
+        tune = command_line("tuner", "tune", "MODEL", "--device", device.name)
         raise ExportRefused(
             f"the store has no winners for {device.name} with {engine.name} {engine.version}: ",
-            cli=f"run `{command_line('tuner', 'tune', 'MODEL', '--device', device.name)}` first",
+            cli=f"run `{tune}` first{name}",
             api=f"post a job for the device {device.name} first",
             page=f"queue a job for the device {device.name} first",
         )
-    return with_shipped(select(winners, wanted) if wanted else winners)
+    return with_shipped(select(found, wanted) if wanted else found)
 
 
 def loadable(

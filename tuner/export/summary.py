@@ -91,13 +91,16 @@ class ExportSummary:
             yield f"removed, of an earlier export and not advised by now: {path}"
 
 
-def shelf_notes(winners: Iterable[Winner]) -> list[str]:
-    """Say how many problems' files were measured elsewhere, and with which driver."""
+def shelf_notes(winners: Iterable[Winner], *, for_here: bool = False) -> list[str]:
+    """Say how many problems' files were measured elsewhere, and with which driver.
+
+    `for_here`: compare it with this machine's, because the files are for this machine.
+    """
     places: dict[str, set[Problem]] = {}
     for winner in winners:
         if winner.from_shelf and winner.status is Status.OK:
             places.setdefault(winner.environment.driver, set()).add(winner.problem)
-    here = sorted(set(asked_here("driver_version"))) if places else []
+    here = sorted(set(asked_here("driver_version"))) if places and for_here else []
     return [
         f"from the shelf, measured on another machine with driver {driver}: {len(problems)} "
         f"problem{'s' * (len(problems) > 1)}"

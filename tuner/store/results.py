@@ -179,13 +179,13 @@ class ResultStore(Queries):
     def winners_in(self, problem: Problem, environment: Environment) -> list[Winner]:
         """All winners for a problem in an environment, current or not.
 
-        Those of the shelf may have been measured with another driver.
+        Those of the shelf come first. They may have been measured with another driver.
         """
-        found = self._winners(
+        found = winners_like(problem, environment) if self.shelf else []
+        return found + self._winners(
             problems.c.spec == problem.spec(),
             environments.c.fingerprint == environment.fingerprint,
         )
-        return _with_shelf(found, winners_like(problem, environment)) if self.shelf else found
 
     def _winners(self, *conditions: ColumnElement[bool]) -> list[Winner]:
         query = SELECT_WINNERS.where(*conditions).order_by(problems.c.id, *by_point())

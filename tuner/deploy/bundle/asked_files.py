@@ -143,20 +143,22 @@ def winners_of_servers(
 
     Raises ExportRefused where it is not known which these are, and where all of them are of others.
     """
+    own = [winner for winner in winners if not winner.from_shelf]
     if asked is None:
+        stored = f", or bundle what is stored: add {_as_options(own, device)}" if own else ""
         raise ExportRefused(
             not_known(cluster),
-            cli=f"; {SET_CONFIG}, or bundle what is stored: add {_as_options(winners, device)}",
+            cli=f"; {SET_CONFIG}{stored}",
             api="; give model.name a preset's name, or run `tuner bundle`",
         )
     found = winners_of(winners, cluster_problems(cluster, engine, device))
-    if not winners or found:
+    if not own or found:
         return found
     if not asked:
         raise ExportRefused(f"servers of {cluster.model.name} read no tuned file on {device.name}")
-    stored = list(dict.fromkeys(winner.problem for winner in winners))
+    others = list(dict.fromkeys(winner.problem for winner in own))
     wanted = [file for file in asked if not file.by_plugin] or asked
-    raise ExportRefused(_missing_text(FileComparison(wanted, ()), (), stored, engine, device))
+    raise ExportRefused(_missing_text(FileComparison(wanted, ()), (), others, engine, device))
 
 
 def _as_options(winners: Sequence[Winner], device: Device) -> str:

@@ -73,6 +73,7 @@ from tuner.export.selection import (
     select,
     with_shipped,
 )
+from tuner.export.summary import shelf_notes
 from tuner.problems.points import Problem
 from tuner.problems.results import Winner
 
@@ -134,7 +135,7 @@ def build_bundle(
     files = _launch_files(cluster, environments, name, pointers) | _check_files(expected)
     alone = {one.problem for one in advice if one.verdict is not Verdict.FILES}
     read = None if asked is None else [file for file in asked if file.problem not in alone]
-    stored = list(dict.fromkeys(winner.problem for winner in winners))
+    stored = list(dict.fromkeys(one.problem for one in winners if not one.from_shelf))
     compared, missing = _compared(
         read, folder, left_out, stored, cluster, engine, device, allow_missing=allow_missing
     )
@@ -147,6 +148,7 @@ def build_bundle(
         notes.append("no tuned file is in the bundle: all is left alone, as notes say")
     notes += [*left_out_lines(left_out), *advice_notes(advice)]
     notes += attention_notes(folder.exported)
+    notes += shelf_notes(winner for one in advice for winner in one.winners)
     notes += dispatch_notes(usable, cluster, engine, device)
     rdma = any(uses_rdma(cluster, variables) for variables in environments)
     no_kubernetes = no_manifest_reason(cluster, environments)
