@@ -20,11 +20,19 @@ from tuner.store.lookups import Lookups
 from tuner.store.nights import NightStore
 from tuner.store.results import ResultStore
 from tuner.store.workers import WorkerStore
-from tuner.tuning.gains import gains, mean_gain
-from workers.coverage import WatchState, WatchStatus, stored_rows, watch_statuses, watched_rows
+from tuner.tuning.gains import NOISE, gains, mean_gain
+from workers.coverage import (
+    WatchedFilter,
+    WatchState,
+    WatchStatus,
+    stored_rows,
+    watch_statuses,
+    watched_rows,
+)
+from workers.night_report import model_reports, with_faster
 from workers.queue import Announcer, Announces
 from workers.settings import Settings
-from workers.watches import Unresolved, WatchList, named, read_watch, watch_list_of
+from workers.watches import LeftAlone, Unresolved, WatchList, named, read_watch, watch_list_of
 
 KINDS = ("missing", "stale", "revalidated")  # of what a round queues, in its summary
 
@@ -39,6 +47,15 @@ class Outcome:
     gain_after: float | None  # of what is published where the job ran, once it is done
 
     @property
+    def faster(self) -> bool:
+        """Whether the mean gain has grown by more than the noise of times."""
+        return (self.gain_after or 0.0) > (self.gain_before or 1.0) * (1 + NOISE)
+
+    @property
+    def gain_before(self) -> float | None:
+        return self.queued.get("gain_before")
+
+    @property
     def failed(self) -> bool:
         return self.job is not None and self.job.state in (JobState.FAILED, JobState.DEAD)
 
@@ -51,8 +68,9 @@ class Outcome:
             "job_id": job.id if job else self.queued.get("job_id"),
             "state": job.state.value if job else None,
             "error": job.error if job else "",
-            "gain_before": self.queued.get("gain_before"),
+            "gain_before": self.gain_before,
             "gain_after": self.gain_after,
+            "faster": self.faster,
         }
 
 
@@ -80,6 +98,12 @@ def outcomes(summary: Mapping[str, Any], store: Database) -> list[Outcome]:
     return sorted(found, key=lambda one: not one.failed)
 
 
+def seen_now(summary: Mapping[str, Any] | None, store: Database) -> dict[str, Any]:
+    """A night's summary, with what is faster of each model, and what came of what it queued."""
+    found = [one.as_json() for one in outcomes(summary or {}, store)]
+    return {"summary": summary and with_faster(summary, found), "outcomes": found}
+
+
 def _queued(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for kind in KINDS:
         for one in summary.get(kind) or ():
@@ -103,6 +127,7 @@ class NightWork:
     revalidate: Sequence[JobRequest]
     errors: Sequence[tuple[str, str]]  # what was watched, and why no job can be made of it
     gains: Mapping[str, float | None]  # before the round, by the key of the request
+    left_alone: Sequence[LeftAlone]  # what of watched models is not kept tuned
     unmet: Sequence[str] = ()  # why no living worker will do some of its jobs
 
     def requests(self) -> list[JobRequest]:
@@ -130,6 +155,7 @@ class NightWork:
                 for standing in (WatchState.MISSING, WatchState.STALE)
             },
             "revalidated": [named(request) for request in self.revalidate],
+            "models": model_reports(self.watched, self.revalidate, self.left_alone),
             "errors": [{"what": what, "why": why} for what, why in self.errors],
             "unmet": list(self.unmet),
         }
@@ -201,11 +227,14 @@ def work_of(watch_list: WatchList, store: Database, day: date) -> NightWork:
     """Compare the watch list with the store. Writes nothing."""
     found: dict[str, JobRequest] = {}
     errors = []
+    left_alone: list[LeftAlone] = []
     workers = WorkerStore(store).list()
     for watch in watch_list.watches:
         for request in watch.requests(workers):
             if isinstance(request, Unresolved):
                 errors.append((str(request), str(request.error)))
+            elif isinstance(request, LeftAlone):
+                left_alone.append(request)
             else:
                 found[request.key] = request
     judged = watch_statuses(found.values(), Lookups(store))
@@ -219,7 +248,7 @@ def work_of(watch_list: WatchList, store: Database, day: date) -> NightWork:
     results = ResultStore(store)
     todo = [one.request for one in judged if one.standing is not WatchState.TUNED]
     gains = {request.key: gain_now(request, results) for request in (*todo, *again)}
-    made = NightWork(judged, again, errors, gains)
+    made = NightWork(judged, again, errors, gains, left_alone)
     reasons = Reasons(workers, utc_now())
     pinned = [_pinned(request, workers) for request in made.requests()]
     return replace(made, unmet=sorted({why for one in pinned if (why := reasons.unmet(one))}))
@@ -228,7 +257,8 @@ def work_of(watch_list: WatchList, store: Database, day: date) -> NightWork:
 def _oldest(judged: Sequence[WatchStatus], count: int, day: date) -> list[JobRequest]:
     by_device: dict[str, list[WatchStatus]] = defaultdict(list)
     for one in judged:
-        if one.standing is WatchState.TUNED and not one.request.measure.startswith("replay:"):
+        # The same prediction or replay would come out.
+        if one.standing is WatchState.TUNED and one.request.needs_gpu:
             by_device[one.request.device].append(one)
     oldest = [
         one.request
@@ -332,10 +362,18 @@ class LocalWatching:
     def watched(self, device: str | None) -> Iterator[dict[str, Any]]:
         """What is watched for a device, or for all, in the watch list's order."""
         watch_list, skip = watch_list_of(self._settings, self._nights), 0
-        while rows := watched_rows(watch_list, device, skip, PAGE, self._lookups):
+        wanted = WatchedFilter(device)
+        while rows := watched_rows(watch_list, wanted, skip, PAGE, self._lookups):
             for row in rows:
                 yield {**row, "tuned_at": iso(row["tuned_at"])}
             skip += PAGE
+
+    def last_night(self) -> dict[str, Any]:
+        """The last night with its summary. Raises BadInput before the first."""
+        night = self._nights.last()
+        if night is None:
+            raise BadInput("there was no night yet: run `tuner nightly` first")
+        return {**night.as_json(), **seen_now(night.summary, self._store)}
 
     def run_night(self, *, dry_run: bool, force: bool) -> dict[str, Any]:
         """Do tonight's round and return its summary."""

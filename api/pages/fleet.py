@@ -22,7 +22,6 @@ from api.routes.coverage import (
     list_nights,
     list_watched,
     list_watches,
-    outcomes_of,
     remove_watch,
     run_night,
     set_hidden,
@@ -38,6 +37,7 @@ from api.routes.service import (
 from api.state import ApiDep
 from tuner.errors import BadInput
 from tuner.problems.dtypes import Dtype
+from workers.nightly import seen_now
 
 router = APIRouter(include_in_schema=False)
 
@@ -125,9 +125,9 @@ def _nights(
 ) -> Response:
     found = list_nights(wanted, caller, api)
     for night in found["nights"]:
-        night["outcomes"] = outcomes_of(night["summary"], api)
+        night |= seen_now(night["summary"], api.store)
     if planned is not None:
-        planned = {**planned, "outcomes": outcomes_of(planned, api)}
+        planned = {**planned, "outcomes": seen_now(planned, api.store)["outcomes"]}
     return page(request, "nights", found=found, planned=planned)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -38,10 +37,11 @@ from api.schemas_service import (
 )
 from api.state import Api, ApiDep
 from tuner.devices.table import find_device
+from tuner.jobs.job import JobRequest
 from tuner.problems.registry import parse_problem
 from workers.coverage import stored_rows, watched_rows
-from workers.nightly import do_round, outcomes
-from workers.watches import Unresolved, read_watch, watch_list_of
+from workers.nightly import do_round, seen_now
+from workers.watches import read_watch, watch_list_of
 
 router = APIRouter(prefix="/v1", tags=["coverage"], route_class=JsonRoute)
 
@@ -88,10 +88,9 @@ def list_watched(
     page: Annotated[WatchedPage, Query()], caller: Reader, api: ApiDep
 ) -> dict[str, Any]:
     """List what is watched, in the watch list's order: tuned, stale or missing."""
-    device = find_device(page.device).name if page.device else None
     skip = read_cursor(page.after, read_one) or 0
     watch_list = watch_list_of(api.settings.service, api.nights)
-    found = watched_rows(watch_list, device, skip, page.limit + 1, api.lookups)
+    found = watched_rows(watch_list, page.wanted(), skip, page.limit + 1, api.lookups)
     rows, cursor = page_of(found, page.limit, lambda _: [skip + page.limit])
     return {"watched": rows, "next": cursor}
 
@@ -140,7 +139,7 @@ def set_hidden(watch_id: int, text: str, *, hidden: bool, api: Api) -> dict[str,
     if stored is None:
         raise _no_watch(watch_id)
     every = read_watch({**stored.watch, "hidden": []}).requests(api.fleet.workers())
-    if all(isinstance(one, Unresolved) or one.problem.spec() != problem for one in every):
+    if all(not isinstance(one, JobRequest) or one.spec != problem for one in every):
         raise HTTPException(404, f"watch {watch_id} has no problem {problem}")
     stored = api.nights.hide(watch_id, problem, hidden=hidden)
     if stored is None:
@@ -186,9 +185,4 @@ def get_last_night(caller: Reader, api: ApiDep) -> dict[str, Any]:
     night = api.nights.last()
     if night is None:
         raise HTTPException(404, "there was no night yet")
-    return {**asdict(night), "outcomes": outcomes_of(night.summary, api)}
-
-
-def outcomes_of(summary: Mapping[str, Any] | None, api: Api) -> list[dict[str, Any]]:
-    """What came of the things that a night queued."""
-    return [one.as_json() for one in outcomes(summary or {}, api.store)]
+    return {**asdict(night), **seen_now(night.summary, api.store)}

@@ -151,10 +151,7 @@ def _open_nights(server: str | None, watch_list: Path | None) -> Iterator[Watchi
 
 def _last(watching: Watching) -> Mapping[str, Any]:
     """The summary of the last round; of one that was not finished, its name and date."""
-    nights = watching.nights(1)
-    if not nights:
-        raise BadInput("there was no night yet: run `tuner nightly` first")
-    (night,) = nights
+    night = watching.last_night()
     return night["summary"] or {"schedule": night["schedule"], "date": night["date"]}
 
 
@@ -174,6 +171,7 @@ def _nights_text(nights: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _night_text(summary: Mapping[str, Any]) -> str:
+    from workers.night_report import report_line
     from workers.nightly import KINDS, errors_of, headline
 
     found = [
@@ -183,7 +181,9 @@ def _night_text(summary: Mapping[str, Any]) -> str:
     widest = max((len(kind) for kind, *_ in found), default=0)
     items = [item(kind.ljust(widest), what, detail) for kind, what, detail in found]
     waits = [f"its jobs wait: {why}" for why in summary.get("unmet") or ()]
-    return "\n".join([headline(summary), *waits, *([""] if items else []), *items])
+    models = [report_line(one) for one in summary.get("models") or ()]
+    parts = [headline(summary), *waits, *([""] if models else []), *models]
+    return "\n".join([*parts, *([""] if items else []), *items])
 
 
 def _detail(one: Mapping[str, Any]) -> str:

@@ -224,6 +224,11 @@ class RemoteQueue:
         path = f"/v1/nights?limit={limit}"
         return self._ask("GET", path, read=lambda got: _each(got["nights"], check))
 
+    def last_night(self) -> Json:
+        """The last night with its summary. Raises BadInput before the first."""
+        check = partial(_checked, fields=_NIGHT)
+        return self._ask("GET", "/v1/nights/last", read=check)
+
     def _pages(
         self, path: str, name: str, read: Callable[[Any], Json], **query: object
     ) -> Iterator[Json]:
