@@ -242,7 +242,7 @@ class TestApi:
         with serving(ApiSettings(Settings(store_url)), announcer) as server:
             server.key = server.app.state.api.keys.add("team", Scope.ADMIN)
             body = {"models": ["deepseek-r1"], "devices": ["L40S"], "tp": [8]}
-            server.call("POST", "/v1/watches", body)
+            server.call("POST", "/v1/watches", {**body, "families": ["fused_moe"]})
             night = server.call("POST", "/v1/nights")
             assert night.status == 200
             assert night.json["submitted"] == woken

@@ -130,7 +130,7 @@ def test_times_that_nothing_predicts_do_not_stop_the_others():
 
 
 def test_a_watch_names_families():
-    dense = Watch(("qwen3-32b-fp8",), ("H200",), tp=(4,), engine="sglang==0.5.16")
+    dense = Watch(("qwen3-32b",), ("H200",), tp=(4,), engine="sglang==0.5.16")
     found = list(dense.requests())
     assert all(isinstance(one, LeftAlone) for one in found)  # other kernels run by themselves
     named = replace(dense, families=("attention",))

@@ -122,7 +122,7 @@ def add_watch(
     watch: dict[str, Any] = {name: value for name, value in lists.items() if value}
     watch |= {"engine": engine, "measure": measure, "effort": effort}
     if names := read_family_names(families):
-        watch["families"] = names
+        watch["families"] = names if isinstance(names, str) else list(names)
     if server_args:
         watch["server_args"] = server_args
     if batch_sizes:
@@ -207,7 +207,7 @@ def _watched_text(row: Mapping[str, Any]) -> tuple[str, str]:
     model, problem = row["model"], row["problem"]
     detail = "; ".join(filter(None, (model if problem not in ("", model) else "", row["why"])))
     standing = row["standing"].replace("_", " ")
-    return heading, item(f"{standing:<8}", problem or model, detail)
+    return heading, item(f"{standing:<7}", problem or model, detail)
 
 
 def _sections(texts: Iterable[tuple[str, str]]) -> str:

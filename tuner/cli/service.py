@@ -14,7 +14,7 @@ from tuner.cli.app import app, command, guarded, refuse_foreign, say, show
 from tuner.cli.coverage import item, open_watching
 from tuner.cli.jobs import open_jobs
 from tuner.cli.options import Json, Server
-from tuner.errors import BadInput
+from tuner.errors import BadInput, ServerUnavailable, StoreUnreachable
 from tuner.render import list_width, table
 from tuner.shell import command_line
 
@@ -73,6 +73,7 @@ def migrate() -> None:
 
 
 LISTED = 30
+AWAY = 75  # EX_TEMPFAIL of sysexits.h: what starts the command may try again later
 
 
 @command
@@ -116,7 +117,7 @@ def nightly(
 ) -> None:
     """Queue missing and outdated problems of the watch list, at most once a day.
 
-    Exit 1 if a watch or a job could not be queued.
+    Exit 1 if a watch or a job could not be queued, and 75 if the server or the store is away.
     """
     refuse_foreign("workers")
     from workers.nightly import errors_of
@@ -145,8 +146,12 @@ def _open_nights(server: str | None, watch_list: Path | None) -> Iterator[Watchi
     settings = read_settings() if server is None else None
     if settings is not None and watch_list is not None:
         settings = replace(settings, nightly=watch_list)
-    with open_watching(server, settings) as watching:
-        yield watching
+    try:
+        with open_watching(server, settings) as watching:
+            yield watching
+    except (ServerUnavailable, StoreUnreachable) as error:
+        error.exit_code = AWAY
+        raise
 
 
 def _last(watching: Watching) -> Mapping[str, Any]:
