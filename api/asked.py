@@ -13,7 +13,7 @@ from tuner.devices.table import Device, find_device
 from tuner.engines.engine import Engine, find_engine, parse_spec
 from tuner.engines.settings import server_settings, settings_to_keep
 from tuner.errors import BadInput, BadProblem, IndivisibleShape, UnknownEngine
-from tuner.export.plan import Elsewhere, ModelPlan, served_problems
+from tuner.export.plan import Elsewhere, ModelPlan
 from tuner.jobs.job import JobRequest, refuse_undoable
 from tuner.jobs.model_jobs import ModelJobs, model_jobs
 from tuner.jobs.workers import JobRequirements, WorkerStatus, engine_version_here
@@ -104,21 +104,21 @@ def asked_model(body: SubmitModel, settings: Settings, workers: Sequence[WorkerS
 def jobs_of(asked: Asked, body: SubmitModel) -> ModelJobs:
     """The jobs of a model, and what is left out. Raises BadInput."""
     name, version = parse_spec(asked.engine)
-    served = served_problems(
-        asked.problems,
-        (name, version or ""),
-        asked.device,
-        asked.settings,
-        unread=bool(body.families or body.problems),
-        kind=parse_source(body.measure).kind,
-    )
     wanted = set(map(parse_problem, body.problems))
     if unknown := wanted - set(asked.problems):
         spec = min(one.spec() for one in unknown)
         raise BadProblem(f"the model has no problem {spec}: GET /v1/plan has its problems")
-    some = [one for one in served if not wanted or one.problem in wanted]
     with _in_field("model"):
-        return model_jobs(asked.targets, some, asked.request)
+        return model_jobs(
+            asked.targets,
+            (name, version or ""),
+            asked.device,
+            asked.settings,
+            parse_source(body.measure).kind,
+            asked.request,
+            unread=bool(body.families or body.problems),
+            only=wanted,
+        )
 
 
 def plan_of(asked: Asked, api: Api) -> ModelPlan:

@@ -35,6 +35,7 @@ from tuner.jobs.queue import JobQuery
 from tuner.problems.dtypes import Dtype
 from tuner.problems.options import COUNT
 from tuner.tuning.request import Effort
+from workers.coverage import WatchedFilter
 
 Next = Annotated[str | None, Field(description="`after` of the next page; null on the last.")]
 
@@ -114,7 +115,14 @@ class WatchedPage(Page):
     """Which watched models to list."""
 
     device: DeviceName | None = None
+    model: Name | None = Field(None, description="As the watch names it.")
+    family: Name | None = Field(None, description="Like fused_moe.")
     limit: int = Field(20, ge=1, le=100)
+
+    def wanted(self) -> WatchedFilter:
+        """What to look for. Raises UnknownDevice."""
+        device = find_device(self.device).name if self.device else None
+        return WatchedFilter(device, self.model, self.family)
 
 
 class ExportIn(Strict):

@@ -309,6 +309,7 @@ class WatchIn(Strict):
     engine: EngineSpec = "sglang"
     measure: Measure = "gpu"
     effort: Effort = Effort.STANDARD
+    families: FamiliesField = []
     architecture: Architecture = ""
     checkpoint: Checkpoint = ""
     server_args: ServerFlags = ""

@@ -93,6 +93,27 @@ class OutcomeOut(QueuedOut):
     gain_after: float | None = Field(
         description="The mean gain of what the job's problem has where it ran, once it is done."
     )
+    faster: bool = Field(description="Whether that is more than before the night.")
+
+
+class LeftAloneOut(BaseModel):
+    """What of a watched model is not kept tuned."""
+
+    what: str = Field(description="A problem, or families of kernels in words.")
+    why: str
+
+
+class NightModelOut(BaseModel):
+    """What a night says of a watched model on a device, in numbers of problems."""
+
+    model: str
+    device: str
+    new: int = Field(description="Without a result.")
+    stale: int
+    again: int = Field(description="Measured again though nothing has changed.")
+    up_to_date: int
+    left_alone: list[LeftAloneOut]
+    faster: int = Field(0, description="By now, of those that the night queued.")
 
 
 class NotDoneOut(BaseModel):
@@ -121,6 +142,7 @@ class SummaryOut(BaseModel):
     missing: list[QueuedOut] | None = None
     stale: list[QueuedOut] | None = None
     revalidated: list[QueuedOut] | None = Field(None, description="The oldest results.")
+    models: list[NightModelOut] | None = None
     errors: list[NotDoneOut] | None = Field(
         None, description="Watched requests that no job can be made of."
     )

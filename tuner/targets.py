@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.engines.engine import names_model, parse_spec, supports
-from tuner.engines.settings import read_flags, settings_kept, settings_to_keep, with_experts
+from tuner.engines.settings import read_flags, settings_kept, with_experts
 from tuner.errors import (
     BadInput,
     BadProblem,
@@ -174,14 +174,6 @@ def _of_line(
 def server_of_model(model: Model | None) -> ServerSettings:
     """The settings of a server of a model, as far as the model says them."""
     return ServerSettings(model.architecture, model.stored_as) if model else UNKNOWN_SERVER
-
-
-def server_for(
-    model: ServerSettings, problem: Problem, engine: str, flags: Mapping[str, str], ep: int = 1
-) -> ServerSettings:
-    """Of `all_settings`, those that decide which kernel the server runs. Raises BadInput."""
-    name, _ = parse_spec(engine)
-    return settings_to_keep(name, problem, all_settings(model, engine, flags, ep))
 
 
 def all_settings(

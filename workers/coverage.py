@@ -22,12 +22,12 @@ from tuner.errors import UnknownEngine, UnsupportedKernel
 from tuner.jobs.job import JobRequest
 from tuner.jobs.workers import engine_version_here
 from tuner.problems.points import Problem
-from tuner.problems.registry import family_named, family_of
+from tuner.problems.registry import family_named, family_of, find_family
 from tuner.problems.results import SHELF_RUN, Environment, MeasureKind, Published, Status
 from tuner.store.lookups import EnvironmentSeen, Lookups, StoredSummary
 from tuner.store.workers import WorkerStore
 from tuner.tuning.gains import TRITONS_OWN, WITHOUT_US
-from workers.watches import Unresolved, WatchList
+from workers.watches import LeftAlone, Unresolved, Watched, WatchList
 
 # Fields of an environment whose changes make results stale.
 OF_KERNELS = ("engine_version", "kernel_hash", "triton")
@@ -42,6 +42,7 @@ class WatchState(str, Enum):
     MISSING = "missing"
     STALE = "stale"
     ERROR = "error"  # no job can be made of it: the engine's kernels cannot be lifted
+    LEFT_OUT = "left_out"  # of a watched model: servers read no file for it
 
 
 @dataclass(frozen=True)
@@ -259,19 +260,48 @@ def why_stale(environment: Environment, problem_name: str, newest: Newest) -> st
     return "; ".join(f"{name} is now {new[name][:40]}" for name in changed)
 
 
+@dataclass(frozen=True)
+class WatchedFilter:
+    """Which watched problems to list. None leaves nothing out."""
+
+    device: str | None = None  # the device table's name
+    model: str | None = None  # as the watch names it
+    family: str | None = None
+
+    def has(self, one: Watched) -> bool:
+        """Return whether the filter keeps what a watch asks for."""
+        # The text of an unresolved combination goes on with its parallel sizes.
+        model = one.model.partition(" ")[0]
+        return (
+            self.device in (None, one.device)
+            and self.model in (None, model)
+            and self.family in (None, family_watched(one))
+        )
+
+
+def family_watched(one: Watched) -> str:
+    """The family of a watched problem; "" where a watch names none."""
+    if isinstance(one, JobRequest):
+        return family_of(one.problem).name
+    found = find_family(one.what) if isinstance(one, LeftAlone) else None
+    return found.name if found else ""
+
+
 def watched_rows(
-    watch_list: WatchList, device: str | None, skip: int, limit: int, lookups: Lookups
+    watch_list: WatchList, wanted: WatchedFilter | None, skip: int, limit: int, lookups: Lookups
 ) -> list[dict[str, Any]]:
-    """A page of the watched requests and their states, in the order of the watch list."""
+    """A page of the watched problems and their states, in the order of the watch list."""
     workers = WorkerStore(lookups.database).list()
     every = ((watch.id, one) for watch in watch_list.watches for one in watch.requests(workers))
-    wanted = ((watch, one) for watch, one in every if device in (None, one.device))
-    page = list(islice(wanted, skip, skip + limit))
+    page = list(
+        islice((row for row in every if not wanted or wanted.has(row[1])), skip, skip + limit)
+    )
     resolved = [request for _, request in page if isinstance(request, JobRequest)]
     statuses = iter(watch_statuses(resolved, lookups))
     return [
         {
-            **(_error_row(one) if isinstance(one, Unresolved) else _watched_row(next(statuses))),
+            **(_watched_row(next(statuses)) if isinstance(one, JobRequest) else _other_row(one)),
+            "family": family_watched(one),
             "watch_id": watch,
         }
         for watch, one in page
@@ -319,14 +349,21 @@ def _watched_row(status: WatchStatus) -> dict[str, Any]:
     }
 
 
-def _error_row(unresolved: Unresolved) -> dict[str, Any]:
+def _other_row(one: Unresolved | LeftAlone) -> dict[str, Any]:
+    problem, standing = "", WatchState.LEFT_OUT
+    if isinstance(one, Unresolved):
+        why, standing = one.error.in_api_words(), WatchState.ERROR
+    elif family_watched(one):
+        problem, why = one.what, one.why
+    else:
+        why = f"{one.what}: {one.why}"
     return {
-        "model": unresolved.model,
-        "problem": "",
-        "device": unresolved.device,
+        "model": one.model,
+        "problem": problem,
+        "device": one.device,
         "engine": "",
         "measure": "",
-        "standing": WatchState.ERROR.value,
-        "why": unresolved.error.in_api_words(),
+        "standing": standing.value,
+        "why": why,
         "tuned_at": None,
     }

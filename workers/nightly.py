@@ -21,11 +21,19 @@ from tuner.store.nights import NightStore
 from tuner.store.results import ResultStore
 from tuner.store.submissions import Unmet
 from tuner.store.workers import WorkerStore
-from tuner.tuning.gains import gains, mean_gain
-from workers.coverage import WatchState, WatchStatus, stored_rows, watch_statuses, watched_rows
+from tuner.tuning.gains import NOISE, gains, mean_gain
+from workers.coverage import (
+    WatchedFilter,
+    WatchState,
+    WatchStatus,
+    stored_rows,
+    watch_statuses,
+    watched_rows,
+)
+from workers.night_report import model_reports, with_faster
 from workers.queue import Announcer, Announces
 from workers.settings import Settings
-from workers.watches import Unresolved, WatchList, named, read_watch, watch_list_of
+from workers.watches import LeftAlone, Unresolved, WatchList, named, read_watch, watch_list_of
 
 KINDS = ("missing", "stale", "revalidated")  # of what a round queues, in its summary
 
@@ -40,6 +48,15 @@ class Outcome:
     gain_after: float | None  # of what is published where the job ran, once it is done
 
     @property
+    def faster(self) -> bool:
+        """Whether the mean gain has grown by more than the noise of times."""
+        return (self.gain_after or 0.0) > (self.gain_before or 1.0) * (1 + NOISE)
+
+    @property
+    def gain_before(self) -> float | None:
+        return self.queued.get("gain_before")
+
+    @property
     def failed(self) -> bool:
         return self.job is not None and self.job.state in (JobState.FAILED, JobState.DEAD)
 
@@ -52,8 +69,9 @@ class Outcome:
             "job_id": job.id if job else self.queued.get("job_id"),
             "state": job.state.value if job else None,
             "error": job.error if job else "",
-            "gain_before": self.queued.get("gain_before"),
+            "gain_before": self.gain_before,
             "gain_after": self.gain_after,
+            "faster": self.faster,
         }
 
 
@@ -81,6 +99,12 @@ def outcomes(summary: Mapping[str, Any], store: Database) -> list[Outcome]:
     return sorted(found, key=lambda one: not one.failed)
 
 
+def seen_now(summary: Mapping[str, Any] | None, store: Database) -> dict[str, Any]:
+    """A night's summary, with what is faster of each model, and what came of what it queued."""
+    found = [one.as_json() for one in outcomes(summary or {}, store)]
+    return {"summary": summary and with_faster(summary, found), "outcomes": found}
+
+
 def _queued(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for kind in KINDS:
         for one in summary.get(kind) or ():
@@ -104,6 +128,7 @@ class NightWork:
     revalidate: Sequence[JobRequest]
     errors: Sequence[tuple[str, str]]  # what was watched, and why no job can be made of it
     gains: Mapping[str, float | None]  # before the round, by the key of the request
+    left_alone: Sequence[LeftAlone]  # what of watched models is not kept tuned
     unmet: Unmet  # says of its jobs why no living worker will do them
 
     def requests(self) -> list[JobRequest]:
@@ -131,6 +156,7 @@ class NightWork:
                 for standing in (WatchState.MISSING, WatchState.STALE)
             },
             "revalidated": [named(request) for request in self.revalidate],
+            "models": model_reports(self.watched, self.revalidate, self.left_alone),
             "errors": [{"what": what, "why": why} for what, why in self.errors],
             "unmet": sorted(filter(None, set(map(self.unmet, self.requests())))),
         }
@@ -215,12 +241,15 @@ def work_of(watch_list: WatchList, store: Database, clock: Clock | None = None) 
     """Compare the watch list with the store. Writes nothing."""
     found: dict[str, JobRequest] = {}
     errors = []
+    left_alone: list[LeftAlone] = []
     reasons = WorkerStore(store, clock).reasons()
     workers = reasons.workers
     for watch in watch_list.watches:
         for request in watch.requests(workers):
             if isinstance(request, Unresolved):
                 errors.append((str(request), str(request.error)))
+            elif isinstance(request, LeftAlone):
+                left_alone.append(request)
             else:
                 found[request.key] = request
     judged = watch_statuses(found.values(), Lookups(store))
@@ -238,7 +267,7 @@ def work_of(watch_list: WatchList, store: Database, clock: Clock | None = None) 
     results = ResultStore(store)
     todo = [one.request for one in judged if one.standing is not WatchState.TUNED]
     gains = {request.key: gain_now(request, results) for request in (*todo, *again)}
-    return NightWork(judged, again, errors, gains, reasons.unmet)
+    return NightWork(judged, again, errors, gains, left_alone, reasons.unmet)
 
 
 def _oldest(judged: Sequence[WatchStatus], count: int, nights: NightStore) -> list[JobRequest]:
@@ -252,7 +281,7 @@ def _oldest(judged: Sequence[WatchStatus], count: int, nights: NightStore) -> li
     since = {
         replace(one.request, seed=int(one.tuned_at.timestamp())): one.tuned_at
         for one in judged
-        if one.tuned_at is not None and not one.request.measure.startswith("replay:")
+        if one.tuned_at is not None and one.request.needs_gpu  # the same would be predicted
     }
     tried = nights.last_posted([request.key for request in since])
     waits = defaultdict(list)
@@ -352,10 +381,18 @@ class LocalWatching:
     def watched(self, device: str | None) -> Iterator[dict[str, Any]]:
         """What is watched for a device, or for all, in the watch list's order."""
         watch_list, skip = watch_list_of(self._settings, self._nights), 0
-        while rows := watched_rows(watch_list, device, skip, PAGE, self._lookups):
+        wanted = WatchedFilter(device)
+        while rows := watched_rows(watch_list, wanted, skip, PAGE, self._lookups):
             for row in rows:
                 yield {**row, "tuned_at": iso(row["tuned_at"])}
             skip += PAGE
+
+    def last_night(self) -> dict[str, Any]:
+        """The last night with its summary. Raises BadInput before the first."""
+        night = self._nights.last()
+        if night is None:
+            raise BadInput("there was no night yet: run `tuner nightly` first")
+        return {**night.as_json(), **seen_now(night.summary, self._store)}
 
     def run_night(self, *, dry_run: bool, force: bool) -> dict[str, Any]:
         """Do tonight's round and return its summary."""
@@ -365,13 +402,6 @@ class LocalWatching:
     def nights(self, limit: int) -> Sequence[dict[str, Any]]:
         """The newest nights with counts, the last one first."""
         return [night.as_json() for night in self._nights.counted(limit=limit)]
-
-    def last_night(self) -> dict[str, Any]:
-        """The last night with its summary. Raises BadInput before the first."""
-        night = self._nights.last()
-        if night is None:
-            raise BadInput("there was no night yet: run `tuner nightly` first")
-        return night.as_json()
 
     def workers(self) -> Sequence[WorkerStatus]:
         """The workers of the last weeks."""

@@ -5,7 +5,7 @@ It is a nightly.toml. The API takes the same tables as JSON objects:
     revalidate = 2                     # oldest results to measure again, for each device and night
 
     [[watch]]
-    models = ["deepseek-r1"]           # presets, or problems: fused_moe:..., decode_attention:...
+    models = ["deepseek-r1"]           # presets: all their problems; or fused_moe:... and others
     devices = ["L40S", "H200"]
     tp = [8, 16]                       # this and all below may be left out
     ep = [1]
@@ -14,6 +14,7 @@ It is a nightly.toml. The API takes the same tables as JSON objects:
     engine = "sglang"
     measure = "gpu"
     effort = "standard"
+    families = ["attention"]           # or "all"; default: all whose files servers read
     server_args = "--quantization fp8" # flags and variables that the servers are started with
     architecture = "..."               # of problems: the class of their model,
     checkpoint = "..."                 # and how it stores experts, as the request of a job has them
@@ -30,26 +31,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tuner.devices.table import find_device
+from tuner.devices.table import Device, find_device
 from tuner.engines.engine import parse_spec
-from tuner.engines.settings import flags_to_keep, server_settings
+from tuner.engines.settings import flags_to_keep, server_settings, settings_to_keep
 from tuner.errors import BadInput, MalformedWatchList, TunerError
 from tuner.files import Table, parse_toml
-from tuner.jobs.job import JobRequest, refuse_undoable
+from tuner.jobs.job import JobRequest
+from tuner.jobs.model_jobs import ModelJobs, model_jobs
 from tuner.jobs.workers import JobRequirements, WorkerStatus, engine_version_here
 from tuner.models.serving import Serving
 from tuner.models.table import find_preset
 from tuner.problems.dtypes import parse_dtype
-from tuner.problems.points import ServerSettings
+from tuner.problems.points import Problem, ServerSettings
 from tuner.problems.registry import find_family, parse_problem
 from tuner.store.nights import NightStore, StoredWatch
 from tuner.targets import (
+    ALL,
+    FamilyNames,
+    TuningTarget,
+    all_settings,
     as_flags_say,
-    only_problem,
+    families_named,
     reader_of,
     refuse_options,
-    resolve_target,
-    server_for,
+    resolve_model,
 )
 from tuner.tuning.request import parse_effort, parse_source
 from workers.settings import Settings
@@ -57,7 +62,7 @@ from workers.settings import Settings
 REVALIDATE = 2
 _MOST = 4096  # jobs of one watch
 # Left out of its table if empty, so that an equal watch of an earlier program has the same key.
-_OFTEN_EMPTY = ("architecture", "checkpoint", "server_args", "hidden")
+_OFTEN_EMPTY = ("families", "architecture", "checkpoint", "server_args", "hidden")
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,7 @@ class Watch:
     engine: str = "sglang"
     measure: str = "gpu"
     effort: str = "standard"
+    families: FamilyNames = ()  # of models, as `resolve_model` takes them
     architecture: str = ""  # of problems: the class of their model
     checkpoint: str = ""  # likewise how it stores experts
     server_args: str = ""  # flags and variables that the servers are started with
@@ -86,6 +92,7 @@ class Watch:
             parse_dtype(dtype)
         parse_source(self.measure)
         parse_effort(self.effort)
+        families_named(self.families)
         server_settings(self.server_args)
         many = [self.models, self.devices, self.tp, self.ep, self.dtypes or ("",)]
         count = len(list(itertools.islice(itertools.product(*many), _MOST + 1)))
@@ -106,8 +113,9 @@ class Watch:
             if name != "id" and (value or name not in _OFTEN_EMPTY)
         }
 
-    def requests(self, workers: Sequence[WorkerStatus] = ()) -> Iterator[JobRequest | Unresolved]:
-        """A job for each combination that is not hidden; Unresolved where there can be none.
+    def requests(self, workers: Sequence[WorkerStatus] = ()) -> Iterator[Watched]:
+        """A job for each problem of each combination that is not hidden, and what is left out of
+        it; Unresolved where there can be none.
 
         Problems are those of the engine's version that a job would get now.
         """
@@ -119,50 +127,56 @@ class Watch:
             try:
                 need = JobRequirements(find_device(device).name, self.measure == "gpu", self.engine)
                 engine = need.newest(workers, here).engine
-                request = self._request(model, tp, ep, dtype, engine, device)
+                jobs = self._jobs(model, tp, ep, dtype, engine, find_device(device))
                 # Results are judged by the version that a job gets where workers say so.
-                request = replace(request, engine=need.pinned(workers, None).engine)
-                if request.problem.spec() not in self.hidden:
-                    yield request
+                pinned = need.pinned(workers, None).engine
             except TunerError as error:
                 name = f"{model} TP {tp} EP {ep}" + (f" {dtype}" if dtype else "")
                 yield Unresolved(name, device, error)
+                continue
+            for one in jobs.requests:
+                if one.spec not in self.hidden:
+                    yield replace(one, engine=pinned)
+            for left in jobs.left_out:
+                if left.what not in self.hidden:
+                    yield LeftAlone(model, find_device(device).name, left.what, left.why)
 
-    def _request(
-        self, model: str, tp: int, ep: int, dtype: str | None, engine: str, device: str
-    ) -> JobRequest:
+    def _jobs(
+        self, model: str, tp: int, ep: int, dtype: str | None, engine: str, device: Device
+    ) -> ModelJobs:
         name, version = parse_spec(engine)
         flags = server_settings(self.server_args)
         serving = Serving(
             engine=name,
             engine_version=version,
-            device=find_device(device),
+            device=device,
             tp=tp,
             dtype=parse_dtype(dtype) if dtype else None,
             options={"ep": ep} if ep > 1 else {},
         )
-        target = resolve_target(model, as_flags_say(serving, flags))
-        problem = only_problem(target)
+        targets = resolve_model(model, as_flags_say(serving, flags), self.families)
+        server = targets[0].server or ServerSettings(self.architecture, self.checkpoint)
+        settings = all_settings(server, engine, flags, ep)
         sizes = {"batch_sizes": self.batch_sizes} if self.batch_sizes else {}
-        refuse_options([target.family], sizes)
-        request = JobRequest(
-            problem=problem,
-            device=find_device(device).name,
-            engine=self.engine,
-            measure=self.measure,
-            selection=target.family.read_selection(problem, sizes),
-            effort=parse_effort(self.effort),
-            model=model,
-            server=server_for(
-                target.server or ServerSettings(self.architecture, self.checkpoint),
-                problem,
-                engine,
-                flags,
-                ep,
-            ),
-        )
-        refuse_undoable(request)
-        return request
+        refuse_options([one.family for one in targets], sizes)
+
+        def request_of(target: TuningTarget, problem: Problem) -> JobRequest:
+            own = {option.name for option in target.family.selecting}
+            some = {option: value for option, value in sizes.items() if option in own}
+            return JobRequest(
+                problem=problem,
+                device=device.name,
+                engine=self.engine,
+                measure=self.measure,
+                selection=target.family.read_selection(problem, some),
+                effort=parse_effort(self.effort),
+                model=model,
+                server=settings_to_keep(name, problem, settings),
+            )
+
+        place, kind = (name, version or ""), parse_source(self.measure).kind
+        unread = bool(self.families)
+        return model_jobs(targets, place, device, settings, kind, request_of, unread=unread)
 
 
 @dataclass(frozen=True)
@@ -178,13 +192,26 @@ class Unresolved:
 
 
 @dataclass(frozen=True)
+class LeftAlone:
+    """What of a watched model is not kept tuned."""
+
+    model: str
+    device: str  # the device table's name
+    what: str  # a problem, or families in words
+    why: str
+
+
+Watched = JobRequest | Unresolved | LeftAlone
+
+
+@dataclass(frozen=True)
 class UnreadableWatch:
     """A stored watch that this release cannot read: it must not stop the others."""
 
     id: int
     error: TunerError = field(compare=False)
 
-    def requests(self, workers: Sequence[WorkerStatus] = ()) -> Iterator[JobRequest | Unresolved]:
+    def requests(self, workers: Sequence[WorkerStatus] = ()) -> Iterator[Watched]:
         """Yield the error, in place of a watch's requests."""
         yield Unresolved(f"watch {self.id}", "", self.error)
 
@@ -263,6 +290,7 @@ def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
             engine=table.text("engine", None, "sglang"),
             measure=table.text("measure", None, "gpu"),
             effort=table.text("effort", None, "standard"),
+            families=_families(table),
             architecture=table.text("architecture", None, ""),
             checkpoint=table.text("checkpoint", None, ""),
             server_args=table.text("server_args", None, ""),
@@ -309,6 +337,15 @@ def check_model(text: str) -> None:
 def is_preset(text: str) -> bool:
     """Whether the text can only be a preset's name: it is no problem and no warning line."""
     return find_family(text) is None and reader_of(text) is None
+
+
+def _families(table: Table) -> FamilyNames:
+    given = table.take("families", [])
+    if given == ALL:
+        return ALL
+    if not (isinstance(given, list) and all(isinstance(one, str) for one in given)):
+        raise MalformedWatchList(f"{table.field('families')} must be a list of names, or all")
+    return tuple(given)
 
 
 def _counts(table: Table, name: str, default: list[int]) -> tuple[int, ...]:

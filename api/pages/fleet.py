@@ -23,7 +23,6 @@ from api.routes.coverage import (
     list_nights,
     list_watched,
     list_watches,
-    outcomes_of,
     remove_watch,
     run_night,
     set_hidden,
@@ -39,6 +38,7 @@ from api.routes.service import (
 from api.state import ApiDep
 from tuner.errors import BadInput
 from tuner.problems.dtypes import Dtype
+from workers.nightly import seen_now
 
 router = APIRouter(include_in_schema=False)
 
@@ -128,7 +128,7 @@ def _nights(
     nights = [get_night(night["date"], caller, api) for night in listed["nights"]]
     found = {**listed, "nights": nights}
     if planned is not None:
-        planned = {**planned, "outcomes": outcomes_of(planned, api)}
+        planned = {**planned, "outcomes": seen_now(planned, api.store)["outcomes"]}
     return page(request, "nights", found=found, planned=planned)
 
 
@@ -163,7 +163,9 @@ def add(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
         said = refused_in(error, "models")
     else:
         return go(request, "watches")
-    return _watches(request, WatchedPage(limit=20), caller, api, form, said)
+    return _watches(
+        request, WatchedPage(limit=20, model=None, family=None), caller, api, form, said
+    )
 
 
 @router.post("/watches/{watch_id}/remove")

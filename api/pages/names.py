@@ -90,7 +90,7 @@ def model_words(model: str, problem: str) -> str:
     """
     if not model or model == problem:
         return problem_words(problem)
-    if " " in model or model not in {preset.name for preset in presets()}:
+    if " " in model or not problem or model not in {preset.name for preset in presets()}:
         return model
     found = models_of(parse_problem(problem))
     return next((name for name in found if name.startswith(f"{model} TP ")), model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import date
 from typing import Annotated, Any, Literal
@@ -42,10 +41,11 @@ from api.schemas_service import (
 )
 from api.state import Api, ApiDep
 from tuner.devices.table import find_device
+from tuner.jobs.job import JobRequest
 from tuner.problems.registry import parse_problem
 from workers.coverage import stored_rows, watched_rows
-from workers.nightly import SCHEDULE, do_round, outcomes
-from workers.watches import Unresolved, read_watch, watch_list_of
+from workers.nightly import SCHEDULE, do_round, seen_now
+from workers.watches import read_watch, watch_list_of
 
 router = APIRouter(prefix="/v1", tags=["coverage"], route_class=JsonRoute)
 
@@ -95,11 +95,10 @@ def list_watched(
     page: Annotated[WatchedPage, Query()], caller: Reader, api: ApiDep
 ) -> dict[str, Any]:
     """List what is watched, in the watch list's order: tuned, stale or missing."""
-    device = find_device(page.device).name if page.device else None
-    watch_list = watch_list_of(api.settings.service, api.nights)
-    digest = f"{device} {watch_list.digest}"
+    wanted, watch_list = page.wanted(), watch_list_of(api.settings.service, api.nights)
+    digest = f"{wanted} {watch_list.digest}"
     skip = read_cursor_of(digest, page.after, read_one) or 0
-    found = watched_rows(watch_list, device, skip, page.limit + 1, api.lookups)
+    found = watched_rows(watch_list, wanted, skip, page.limit + 1, api.lookups)
     rows, cursor = page_of(found, page.limit, lambda _: [skip + page.limit, digest])
     return {"watched": rows, "next": cursor}
 
@@ -148,7 +147,7 @@ def set_hidden(watch_id: int, text: str, *, hidden: bool, api: Api) -> dict[str,
     if stored is None:
         raise _no_watch(watch_id)
     every = read_watch({**stored.watch, "hidden": []}).requests(api.fleet.workers())
-    if all(isinstance(one, Unresolved) or one.problem.spec() != problem for one in every):
+    if all(not isinstance(one, JobRequest) or one.spec != problem for one in every):
         raise HTTPException(404, f"watch {watch_id} has no problem {problem}")
     stored = api.nights.hide(watch_id, problem, hidden=hidden)
     if stored is None:
@@ -196,9 +195,4 @@ def get_night(day: date | Literal["last"], caller: Reader, api: ApiDep) -> dict[
     night = api.nights.last() if day == "last" else api.nights.night(SCHEDULE, day)
     if night is None:
         raise HTTPException(404, "there was no night " + ("yet" if day == "last" else f"of {day}"))
-    return {**asdict(night), "outcomes": outcomes_of(night.summary, api)}
-
-
-def outcomes_of(summary: Mapping[str, Any] | None, api: Api) -> list[dict[str, Any]]:
-    """What came of the things that a night queued."""
-    return [one.as_json() for one in outcomes(summary or {}, api.store)]
+    return {**asdict(night), **seen_now(night.summary, api.store)}

@@ -41,7 +41,14 @@ from tuner.store.nights import GIVEN_UP, NightStore
 from tuner.store.results import ResultStore
 from tuner.store.tables import problems as table
 from tuner.store.workers import WorkerStore
-from workers.coverage import WatchState, _kernels, stored_rows, watch_statuses, watched_rows
+from workers.coverage import (
+    WatchedFilter,
+    WatchState,
+    _kernels,
+    stored_rows,
+    watch_statuses,
+    watched_rows,
+)
 from workers.nightly import (
     SCHEDULE,
     errors_of,
@@ -364,8 +371,9 @@ class TestWorkOf:
         assert "from tomorrow" in why
         watch_list = watch_list_of(settings, nights)
         *_, row = watched_rows(watch_list, None, 0, 9, Lookups(store))
+        of_l40s = WatchedFilter("NVIDIA_L40S")
         assert (row["watch_id"], row["standing"]) == (added.id, "error")
-        assert len(watched_rows(watch_list, "NVIDIA_L40S", 0, 9, Lookups(store))) == 2
+        assert len(watched_rows(watch_list, of_l40s, 0, 9, Lookups(store))) == 2
 
     def test_a_result_of_another_release_stops_no_night(self, settings, store):
         tuned(store, PROBLEMS[0])

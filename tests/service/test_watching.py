@@ -170,7 +170,8 @@ def test_a_night_is_planned_done_forced_and_listed(tuner, store):
 
 def test_a_round_with_errors_exits_with_1(tuner, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")  # one line for each row
-    tuner("watches", "add", "deepseek-r1", "--device", "L40S", "--tp", "7", "--tp", "8")
+    layer = ("--device", "L40S", "--families", "fused_moe")
+    tuner("watches", "add", "deepseek-r1", *layer, "--tp", "7", "--tp", "8")
     for option in ("--dry-run", "--force"):
         done = tuner("nightly", option)
         assert done.exit_code == 1
@@ -203,6 +204,7 @@ class TestApi:
 
     def test_a_problem_of_a_watch_is_hidden_and_shown_again(self, server):
         body = {"models": ["deepseek-r1"], "devices": ["L40S", "H20"], "tp": [8, 16]}
+        body["families"] = ["fused_moe"]
         added = server.call("POST", "/v1/watches", body).json
         hide, problems = f"/v1/watches/{added['id']}/hide", watched(server)
         hidden = server.call("POST", hide, {"problem": problems[0]}).json
@@ -242,7 +244,7 @@ class TestApi:
         with serving(ApiSettings(Settings(store_url)), announcer) as server:
             server.key = server.app.state.api.keys.add("team", Scope.ADMIN)
             body = {"models": ["deepseek-r1"], "devices": ["L40S"], "tp": [8]}
-            server.call("POST", "/v1/watches", body)
+            server.call("POST", "/v1/watches", {**body, "families": ["fused_moe"]})
             night = server.call("POST", "/v1/nights")
             assert night.status == 200
             assert night.json["submitted"] == woken

@@ -1,5 +1,6 @@
 """The watch list: read, refused, and spread out into requests."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,14 @@ from tuner.errors import MalformedWatchList
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.jobs.job import JobRequest
 from tuner.tuning.request import Effort
-from workers.watches import REVALIDATE, Unresolved, Watch, read_watch, read_watch_list
+from workers.watches import (
+    REVALIDATE,
+    LeftAlone,
+    Unresolved,
+    Watch,
+    read_watch,
+    read_watch_list,
+)
 
 FULL = """
 revalidate = 3
@@ -93,7 +101,13 @@ def test_a_watch_stands_for_every_combination(tmp_path):
 
 
 def test_one_that_cannot_be_does_not_stop_the_others():
-    watch = Watch(("deepseek-r1", "no-such-model"), ("L40S",), tp=(8, 7), dtypes=("int8_w8a8",))
+    watch = Watch(
+        ("deepseek-r1", "no-such-model"),
+        ("L40S",),
+        tp=(8, 7),
+        dtypes=("int8_w8a8",),
+        families=("fused_moe",),
+    )
     found = list(watch.requests())
     assert sum(isinstance(one, JobRequest) for one in found) == 1
     refused = [one for one in found if isinstance(one, Unresolved)]
@@ -105,8 +119,47 @@ def test_one_that_cannot_be_does_not_stop_the_others():
 def test_times_that_nothing_predicts_do_not_stop_the_others():
     decode = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
     found = list(Watch((decode, "deepseek-r1"), ("L40S",), measure="predict").requests())
-    assert [type(one) for one in found] == [Unresolved, JobRequest]
+    assert isinstance(found[0], Unresolved)  # a problem that was named
     assert "the times of attention are not predicted" in str(found[0].error)
+    jobs = [one.spec.partition(":")[0] for one in found if isinstance(one, JobRequest)]
+    assert set(jobs) == {"fused_moe", "block_gemm"}
+    left = [one for one in found if isinstance(one, LeftAlone)]  # of a model, the others are tuned
+    assert {one.what.partition(":")[0] for one in left} == {"extend_attention", "decode_attention"}
+    assert all("the times of attention are not predicted" in one.why for one in left)
+    assert len(found) == 1 + len(jobs) + len(left)
+
+
+def test_a_watch_names_families():
+    dense = Watch(("qwen3-32b",), ("H200",), tp=(4,), engine="sglang==0.5.16")
+    found = list(dense.requests())
+    assert all(isinstance(one, LeftAlone) for one in found)  # other kernels run by themselves
+    named = replace(dense, families=("attention",))
+    assert {one.problem.family for one in named.requests()} == {
+        "extend_attention",
+        "decode_attention",
+    }
+    every = list(replace(dense, families="all").requests())
+    assert len(every) == len(found)
+    assert all(isinstance(one, JobRequest) for one in every)
+    flags = "--attention-backend triton"
+    triton = list(replace(dense, server_args=flags).requests())
+    read = [one for one in triton if isinstance(one, JobRequest)]
+    assert {one.problem.family for one in read} == {"extend_attention", "decode_attention"}
+    assert {one.server.server_args for one in read} == {flags}
+    for watch in (dense, named, replace(dense, families="all")):
+        assert read_watch(json.loads(json.dumps(watch.as_json()))) == watch
+    assert "families" not in dense.as_json()  # its key is that of an earlier program
+
+
+@pytest.mark.parametrize(
+    ("families", "said"),
+    [('"every"', "must be a list of names, or all"), ('["fused_mo"]', "did you mean 'fused_moe'")],
+)
+def test_families_that_are_not_known_are_refused(tmp_path, families, said):
+    path = tmp_path / "nightly.toml"
+    path.write_text(f"[[watch]]\nmodels = ['a']\ndevices = ['L40S']\nfamilies = {families}\n")
+    with pytest.raises(MalformedWatchList, match=said):
+        read_watch_list(path)
 
 
 def test_an_engine_of_no_such_name_is_said_of_each_of_its_models():

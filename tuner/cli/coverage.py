@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,16 @@ import typer
 
 from tuner.cli import complete
 from tuner.cli.app import app, command, guarded, print_json, refuse_foreign, say, show
-from tuner.cli.options import EffortName, EngineSpec, Json, Measure, OneDevice, Server, ServerArgs
+from tuner.cli.options import (
+    EffortName,
+    EngineSpec,
+    Families,
+    Json,
+    Measure,
+    OneDevice,
+    Server,
+    ServerArgs,
+)
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.problems.options import parse_batch_sizes
@@ -101,15 +110,19 @@ def add_watch(
     measure: Measure = "gpu",
     effort: EffortName = "standard",
     server_args: ServerArgs = "",
+    families: Families = "",
     server: Server = None,
     as_json: Json = False,
 ) -> None:
     """Keep every combination of these tuned. An equal watch is not added twice."""
     from tuner.jobs.workers import JobRequirements
+    from tuner.targets import read_family_names
 
     lists = {"models": models, "devices": device, "tp": tp, "ep": ep, "dtypes": dtype}
     watch: dict[str, Any] = {name: value for name, value in lists.items() if value}
     watch |= {"engine": engine, "measure": measure, "effort": effort}
+    if names := read_family_names(families):
+        watch["families"] = names if isinstance(names, str) else list(names)
     if server_args:
         watch["server_args"] = server_args
     if batch_sizes:
@@ -163,11 +176,17 @@ def _watch_text(row: Mapping[str, Any]) -> str:
     said += [_listed(watch["dtypes"])] if watch["dtypes"] else []
     said += [f"batch sizes {_listed(watch['batch_sizes'])}"] if watch["batch_sizes"] else []
     said += [watch["engine"], watch["measure"], watch["effort"]]
+    said += [f"families {', '.join(some)}"] if (some := _families(watch)) else []
     said += [f"servers with {watch['server_args']}"] if watch.get("server_args") else []
     said += [f"without {problem}" for problem in watch.get("hidden", ())]
     what = f"{_listed(watch['models'])} on {_listed(watch['devices'])}"
     added = f"added by {row['client']} on {row['created_at'][:10]}"
     return item(f"{row['id']:<3}", what, f"{'; '.join(said)}; {added}")
+
+
+def _families(watch: Mapping[str, Any]) -> Sequence[str]:
+    given = watch.get("families", ())
+    return [given] if isinstance(given, str) else given
 
 
 def _stored_text(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -187,7 +206,8 @@ def _watched_text(row: Mapping[str, Any]) -> tuple[str, str]:
     heading = ", ".join(filter(None, (row["device"], row["engine"], row["measure"])))
     model, problem = row["model"], row["problem"]
     detail = "; ".join(filter(None, (model if problem not in ("", model) else "", row["why"])))
-    return heading, item(f"{row['standing']:<7}", problem or model, detail)
+    standing = row["standing"].replace("_", " ")
+    return heading, item(f"{standing:<7}", problem or model, detail)
 
 
 def _sections(texts: Iterable[tuple[str, str]]) -> str:

@@ -14,7 +14,7 @@ from tuner.cli.app import app, command, guarded, refuse_foreign, say, show
 from tuner.cli.coverage import item, open_watching
 from tuner.cli.jobs import open_jobs
 from tuner.cli.options import Json, Server
-from tuner.errors import BadInput
+from tuner.errors import BadInput, ServerUnavailable, StoreUnreachable
 from tuner.render import list_width, table
 from tuner.shell import command_line
 
@@ -91,6 +91,7 @@ def prune(
 
 
 LISTED = 30
+AWAY = 75  # EX_TEMPFAIL of sysexits.h: what starts the command may try again later
 
 
 @command
@@ -134,7 +135,7 @@ def nightly(
 ) -> None:
     """Queue missing and outdated problems of the watch list, at most once a day.
 
-    Exit 1 if a watch or a job could not be queued.
+    Exit 1 if a watch or a job could not be queued, and 75 if the server or the store is away.
     """
     refuse_foreign("workers")
     from workers.nightly import errors_of
@@ -163,8 +164,12 @@ def _open_nights(server: str | None, watch_list: Path | None) -> Iterator[Watchi
     settings = read_settings() if server is None else None
     if settings is not None and watch_list is not None:
         settings = replace(settings, nightly=watch_list)
-    with open_watching(server, settings) as watching:
-        yield watching
+    try:
+        with open_watching(server, settings) as watching:
+            yield watching
+    except (ServerUnavailable, StoreUnreachable) as error:
+        error.exit_code = AWAY
+        raise
 
 
 def _last(watching: Watching) -> Mapping[str, Any]:
@@ -189,6 +194,7 @@ def _nights_text(nights: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _night_text(summary: Mapping[str, Any]) -> str:
+    from workers.night_report import report_line
     from workers.nightly import KINDS, errors_of, headline
 
     found = [
@@ -198,7 +204,9 @@ def _night_text(summary: Mapping[str, Any]) -> str:
     widest = max((len(kind) for kind, *_ in found), default=0)
     items = [item(kind.ljust(widest), what, detail) for kind, what, detail in found]
     waits = [f"its jobs wait: {why}" for why in summary.get("unmet") or ()]
-    return "\n".join([headline(summary), *waits, *([""] if items else []), *items])
+    models = [report_line(one) for one in summary.get("models") or ()]
+    parts = [headline(summary), *waits, *([""] if models else []), *models]
+    return "\n".join([*parts, *([""] if items else []), *items])
 
 
 def _detail(one: Mapping[str, Any]) -> str:

@@ -70,7 +70,6 @@ def submit(
     """
     from tuner.engines.engine import parse_spec
     from tuner.engines.settings import settings_to_keep
-    from tuner.export.plan import served_problems
     from tuner.jobs.job import JobRequest, Priority
     from tuner.jobs.model_jobs import model_jobs
     from tuner.targets import read_family_names
@@ -101,15 +100,9 @@ def submit(
                 server=settings_to_keep(name, problem, flags),
             )
 
-        served = served_problems(
-            [problem for found in targets for problem in found.problems],
-            (name, version or ""),
-            card,
-            flags,
-            unread=bool(names) or not every,
-            kind=parse_source(measure).kind,
-        )
-        jobs = model_jobs(targets, served, request_of)
+        place, kind = (name, version or ""), parse_source(measure).kind
+        unread = bool(names) or not every
+        jobs = model_jobs(targets, place, card, flags, kind, request_of, unread=unread)
         for note in (*jobs.notes, *jobs.left_out):
             say(note)
         priority = Priority.URGENT if urgent else Priority.NORMAL

@@ -65,6 +65,8 @@ class Engine(Protocol):
         """Return what its servers call a card, in names of files, that a driver calls `name`."""
         ...
 
+    def __hash__(self) -> int: ...
+
 
 def register(name: str, package: str, bindings: str) -> None:
     """Add an engine, by the dotted names of its package and of the package of its bindings."""

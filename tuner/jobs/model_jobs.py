@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from tuner.devices.table import Device
 from tuner.errors import BadProblem
-from tuner.export.plan import ServedProblem
+from tuner.export.plan import served_problems
 from tuner.jobs.job import JobRequest, refuse_undoable
 from tuner.problems.points import Problem
+from tuner.problems.results import MeasureKind
 from tuner.targets import LeftOut, TuningTarget
 
 
@@ -23,19 +25,27 @@ class ModelJobs:
 
 def model_jobs(
     targets: Sequence[TuningTarget],
-    served: Iterable[ServedProblem],
+    engine: tuple[str, str],
+    device: Device,
+    settings: Mapping[str, str],
+    kind: MeasureKind,
     request_of: Callable[[TuningTarget, Problem], JobRequest],
+    *,
+    unread: bool = False,
+    only: Collection[Problem] = (),
 ) -> ModelJobs:
     """Return a job for each problem that is to be tuned and that a worker can do.
 
-    `targets` have the problems of `served`. A target that is one problem is not left out. Raises
-    BadInput as `request_of` does, and for such a problem as `refuse_undoable` does.
+    `engine`, `settings` and `unread` are those of `served_problems`; with `only`, the other
+    problems are passed over. A target that is one problem is not left out. Raises BadInput as
+    `request_of` does, and for such a problem as `refuse_undoable` does.
     """
     target_of = {problem: target for target in targets for problem in target.problems}
     notes = [note for target in targets for note in target.notes]
     left_out = [note for note in notes if isinstance(note, LeftOut)]
     requests = []
-    for one in served:
+    served = served_problems(target_of, engine, device, settings, unread=unread, kind=kind)
+    for one in [one for one in served if not only or one.problem in only]:
         target = target_of[one.problem]
         try:
             if one.left_out and target.is_model:
