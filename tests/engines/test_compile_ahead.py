@@ -106,6 +106,16 @@ class TestCompanions:
         assert compiler.compiled_count == 3  # the second kernels are one
         assert compiler.cached_count == 1
 
+    def test_a_candidate_cannot_run_if_a_further_kernel_cannot(self, farm: Farm) -> None:
+        l40s = find_device("L40S")
+        bind = gemm_engine(find_engine("sglang==0.5.16")).lift().binder(BLOCKS, l40s.target)
+        fits = Candidate(point(24), tile(16, 32, group=1))
+        too_large = Candidate(point(24), tile(128, 128, stages=5))
+        compiler = KernelCompiler(farm, bind, l40s, lambda _: [bind(too_large)])
+        compiler.submit([fits])
+        ((candidate, found),) = compiler.poll(wait=True)
+        assert (candidate, found.status) == (fits, Status.OUT_OF_RESOURCES)
+
     def test_compilers_of_one_farm_count_their_own_kernels(
         self, farm: Farm, compiler: KernelCompiler
     ) -> None:

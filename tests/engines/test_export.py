@@ -70,6 +70,13 @@ def test_real_loader_finds_and_picks_every_entry(engine, tmp_path):
         assert found == {size: dict(config(size)) for size in BATCH_SIZES}
 
 
+def test_a_file_that_would_lack_a_size_is_refused_and_nothing_is_written(engine, tmp_path):
+    root = tmp_path / "out"
+    with pytest.raises(ExportRefused, match=f"would lack the sizes {' '.join(map(str, REST))}:"):
+        export(winners(sizes=BATCH_SIZES[:2]), engine, L40S, root)
+    assert not root.exists()
+
+
 def test_overlay_loses_none_of_the_packaged_files(engine, tmp_path):
     assert export_device(winners(), L40S, engine, tmp_path, allow_predicted=False)
     packaged = moe_engine(engine).package_root / "configs"

@@ -273,6 +273,15 @@ def test_what_a_kernel_is_not_specialised_on_stays_an_argument_of_any_value(valu
     assert variant.divisible == (("n",) if value == 16 else ())
 
 
+@pytest.mark.parametrize(
+    ("value", "type_"),
+    [(2**31 - 1, "i32"), (2**31, "i64"), (-(2**31), "i32"), (-(2**31) - 1, "i64")],
+)
+def test_an_integer_has_the_type_that_holds_it(value, type_):
+    binding = Binding("kernel", (Parameter("n"),), {"n": Integer(value)}, {})
+    assert binding.variant().signature == {"n": type_}
+
+
 def test_slots_are_at_least_what_the_engine_allocates_and_divide_by_16():
     for count, experts, block in ((8, 256, 16), (4096, 256, 64), (33, 8, 128)):
         slots = padded_slots(count, experts, block)

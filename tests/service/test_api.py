@@ -15,7 +15,7 @@ from job_submitter import go_on, submitting
 
 from api.settings import ApiSettings
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
-from tuner.jobs.job import Job, JobState
+from tuner.jobs.job import Job, JobFilter, JobState
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Compiled, Entry, Incumbent, Status
@@ -187,6 +187,14 @@ class TestCancel:
         asked = server.call("POST", f"/v1/jobs/{running}/cancel")
         assert (asked.status, asked.json["cancel_requested"]) == (202, True)
         assert server.call("POST", f"/v1/jobs/{queued}/cancel").json == ended.json
+
+    def test_a_job_that_was_ended_as_asked_is_not_asked_again(self, server, leases):
+        path = f"/v1/jobs/{server.submit()['id']}/cancel"
+        lease = leases.claim([JobFilter(needs_gpu=True), JobFilter(needs_gpu=False)], "worker")
+        assert server.call("POST", path).status == 202
+        leases.cancelled(lease)
+        ended = server.call("POST", path)
+        assert (ended.status, ended.json["state"]) == (200, "cancelled")
 
 
 class TestEvents:

@@ -53,6 +53,12 @@ def launched_at(path, function):
             ["It is a kernel of a fused-MoE layer"],
             ["nothing shows which kernel"],
         ),
+        (
+            f"{frame(f'{VLLM}/v1/worker/gpu_worker.py', 3, 'execute_model')}\n"
+            + launched_at(f"{VLLM}/model_executor/layers/fused_moe/fused_moe.py", "fused_experts"),
+            ["launched at", "fused_moe.py, line 9, in fused_experts", "of a fused-MoE layer"],
+            ["gpu_worker.py"],
+        ),
     ],
 )
 def test_the_answer_says_what_the_lines_around_tell(text, phrases, never):

@@ -3,7 +3,8 @@
 sglang calls `register` in each of its processes (entry point group `sglang.srt.plugins`,
 `load_plugins`). Without files it does nothing. With attention files it hooks the constructor of the
 Triton attention backend (`backend.py`), and with GEMM files the engine's loaders of config files
-(`gemm.py`). With files of chunked scans it hooks the kernels themselves (`scan.py`).
+(`gemm.py`). With files of chunked scans it hooks the kernels themselves
+(`families/scans/serve.py`).
 """
 
 from __future__ import annotations
