@@ -140,6 +140,8 @@ class TestConfigJson:
         monkeypatch.chdir(folder.parent)
         assert find_model("./deepseek-r1").source == ""
         assert find_model("deepseek-r1").source != ""
+        monkeypatch.chdir(folder.parent / "dbrx")
+        assert find_model("config.json").architecture == "DbrxForCausalLM"
 
     def test_experts_for_text_and_for_images(self):
         """ERNIE 4.5 VL, whose engines make a layer of each."""
@@ -199,6 +201,7 @@ class TestConfigJson:
             (None, (Dtype.BFLOAT16, None, False)),
             ({"quant_method": "fp8", "weight_block_size": [128, 128]}, (FP8, (128, 128), False)),
             ({"quant_method": "fp8"}, (FP8, None, False)),
+            ({"quant_method": "fp8", "expert_dtype": "fp4"}, (None, None, False)),
             ({"quant_method": "w8a8_int8"}, (INT8, None, True)),
             ({"quant_method": "w8a8_fp8"}, (FP8, None, True)),
             (
@@ -308,11 +311,6 @@ class TestConfigJson:
 
     def test_float16_weights(self):
         assert parse_experts(config(torch_dtype="float16"), "x").dtype is Dtype.FLOAT16
-
-    def test_fp4_experts_beside_fp8_layers(self):
-        quant = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-        model = parse_experts(config(quant, expert_dtype="fp4"), "x")
-        assert model.dtype is None and model.quantization == "mxfp4"
 
     @pytest.mark.parametrize(
         ("data", "words"),
@@ -631,35 +629,3 @@ def test_the_checkpoints_own_dtype_and_blocks_that_are_asked_for_need_no_such_wo
     assert not [note for note in own.notes if "taken" in note]
     (note,) = [note for note in found.notes if "taken" in note]
     assert note.endswith("is taken with blocks of 128x128, as asked")
-
-
-def test_deepseek_v4_1_has_fp4_experts_beside_fp8_layers_of_blocks_of_32():
-    """Its config.json names the experts' type among the quantisation's fields."""
-    text = {
-        "hidden_size": 5120,
-        "moe_intermediate_size": 2304,
-        "n_routed_experts": 384,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 6,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 1,
-        "head_dim": 512,
-    }
-    config = {
-        "architectures": ["DeepseekV41ForCausalLM"],
-        "model_type": "deepseek_v41",
-        "dtype": "bfloat16",
-        "text_config": text,
-        "quantization_config": {
-            "quant_method": "fp8",
-            "weight_block_size": [32, 32],
-            "scale_fmt": "ue8m0",
-            "expert_dtype": "fp4",
-        },
-    }
-    read = parse_experts(json.dumps(config).encode(), "config.json")
-    preset = find_preset("deepseek-v4.1")
-    for name in ("architecture", "E", "intermediate", "hidden", "top_k", "n_shared_experts"):
-        assert getattr(read, name) == getattr(preset, name)
-    assert (read.quantization, read.dtype) == (preset.quantization, None)
