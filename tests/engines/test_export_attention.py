@@ -172,22 +172,6 @@ def test_what_is_known_least_says_what_is_known_of_a_bucket(tmp_path):
     assert set(file.statuses.values()) == {Status.PREDICTED}
 
 
-def test_predicted_attention_is_left_out_unless_asked_for(store, engine, tmp_path):
-    fill(store, EXTEND, status=Status.PREDICTED)
-    out = tmp_path / "out"
-    with pytest.raises(ExportRefused, match="winners for extend_attention.* --allow-predicted"):
-        device_report(store, engine, out)
-    assert not out.exists()
-    fill(store, MOE, moe_entries())
-    report = device_report(store, engine, out)
-    assert {file.problem for file in report.files} == {MOE}
-    assert [one.problem for one in report.left_out] == [EXTEND]
-    assert not list(out.rglob("*attention,*"))
-    (file,) = attention_of(device_report(store, engine, out, predicted=True))
-    assert {e.status for e in read_attention_file(file.path).entries} == {Status.PREDICTED}
-    assert {r["status"] for r in file.provenance["entries"]} == {"predicted"}
-
-
 def test_measured_buckets_stand_beside_predicted_ones(store, engine, tmp_path):
     some = [entry(point(AttentionPart.EXTEND, 4, 512, 0))]
     fill(store, EXTEND, some)

@@ -26,6 +26,7 @@ from tuner.engines.config_files import config_file_text, entry_json, read_config
 from tuner.engines.engine import find_engine
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import BadProblem, MalformedConfigFile, UnsupportedKernel
+from tuner.families.dense_gemm import models
 from tuner.families.dense_gemm.engine import GemmEngine, GemmFileKey, gemm_engine
 from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, DensePart, parse_dense_gemm
 from tuner.kernels.binding import Constant, Integer, Pointer, TypeConstant
@@ -341,13 +342,11 @@ def test_the_warning_line_names_the_whole_problem():
     channel = "N=1,K=2,device_name=NVIDIA_L40S,dtype=fp8_w8a8_channelwise.json"
     assert resolve_warning(channel, Serving()).problems == (DenseGemm(1, 2, Dtype.FP8_W8A8),)
     assert resolve_warning("deepseek-r1", Serving()) is None
+    assert models.reads(WARNING) and models.of_line(WARNING, Serving()) == found
+    line = "at /c/E=256,N=64,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json"
+    assert parse_warning(line) is None and not models.reads(line)
     with pytest.raises(BadProblem, match="is of fp8_w8a8, not int8_w8a8"):
         resolve_warning(WARNING, Serving(dtype=Dtype.INT8_W8A8))
-
-
-def test_moe_lines_are_not_gemms():
-    line = "at /c/E=256,N=64,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json"
-    assert parse_warning(line) is None
 
 
 @pytest.mark.parametrize(

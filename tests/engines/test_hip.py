@@ -248,19 +248,6 @@ def test_check_tells_what_fits_on_the_card(tmp_path: Path) -> None:
     assert "needs 98,304 bytes of shared memory, limit 65,536" in found.as_text()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_check_finds_the_shipped_entry_that_cannot_run() -> None:
-    [file] = [
-        file.path
-        for file in moe_engine(NEWEST).shipped(vendor="")
-        if file.path.name == "E=8,N=8192,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8.json"
-    ]
-    bad = [entry for entry in check_files([file], MI300X, NEWEST, {}).entries if not entry.fits]
-    assert {(entry.part, entry.size) for entry in bad} == {(gemm, 256) for gemm in Gemm}
-    assert bad[0].compiled.shared_bytes == 147_456
-
-
 @pytest.mark.timeout(600)
 def test_check_of_dense_gemms_takes_amds_keys(tmp_path: Path) -> None:
     shape = "dtype=fp8_w8a8,block_shape=[128, 128]"

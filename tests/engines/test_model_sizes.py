@@ -51,6 +51,7 @@ FILES = {
     "DeepseekV3ForCausalLM": ("deepseek_v2", "deepseek_v2"),
     "DeepseekV32ForCausalLM": ("deepseek_v2", "deepseek_v2"),
     "DeepseekV4ForCausalLM": ("deepseek_v2", ""),
+    "DeepseekV41ForCausalLM": ("deepseek_v2", ""),
     "Ernie4_5_MoeForCausalLM": ("ernie4", "ernie45_moe"),
     "Gemma4ForConditionalGeneration": ("gemma4_causal", ""),
     "Glm4MoeForCausalLM": ("glm4_moe", "glm4_moe"),

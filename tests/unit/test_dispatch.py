@@ -241,6 +241,7 @@ EXPECTED = [
     (RELEASES, RTX_BLACKWELL, QKV_A, {}, [T]),
     (RELEASES, HOPPER, f"{FP8},out=float16", {}, [T]),
     (RELEASES, HOPPER, FP8, {"SGLANG_ENABLE_JIT_DEEPGEMM": "0"}, [T]),
+    (("0.5.16",), HOPPER, QKV_A, {"SGL_ENABLE_JIT_DEEPGEMM": "false"}, [T]),  # its old name
     (RELEASES, (*ADA, *HOPPER, "B200", *RTX_BLACKWELL), FP8, {BACKEND: "triton"}, [T]),
     (RELEASES, HOPPER, FP8, {BACKEND: "cutlass"}, ["no kernel"]),
     (RELEASES, ADA, FP8, {BACKEND: "deep_gemm"}, ["no kernel"]),
@@ -414,14 +415,6 @@ def test_a_release_between_two_that_differ_is_not_judged_by_the_earlier_one_alon
     assert "no release between was read" in between.line()
     assert between.without_us(()) is None
     assert asked("0.5.16", "B200", ASYMMETRIC).without_us(()) is not None
-
-
-def test_variables_of_old_names_count_in_newer_releases():
-    block = "block_gemm:N=2112,K=7168,dtype=fp8_w8a8,block=128x128"
-    for name in ("SGL_ENABLE_JIT_DEEPGEMM", "SGLANG_ENABLE_JIT_DEEPGEMM"):
-        assert asked("0.5.16", "H20", block, {name: "0"}).always_triton, name
-    assert asked("0.5.16", "H20", block, {"SGL_ENABLE_JIT_DEEPGEMM": "false"}).always_triton
-    assert not asked("0.5.16", "H20", block).always_triton
 
 
 def test_the_json_has_the_line_and_its_sources():

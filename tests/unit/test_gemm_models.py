@@ -9,11 +9,6 @@ from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.models.serving import Resolved, Serving
 from tuner.problems.dtypes import Dtype
 
-WARNING = (
-    "Using default W8A8 Block FP8 kernel config. Performance might be sub-optimal! Config file not "
-    "found at /sgl/configs/N=2112,K=7168,device_name=NVIDIA_L40S,dtype=fp8_w8a8,"
-    "block_shape=[128, 128].json"
-)
 # benchmarks/kernels and engines' own lists name these for DeepSeek-R1 with a tp of 8.
 R1 = [
     *((2112, 7168), (3072, 1536), (4096, 512), (7168, 2048)),
@@ -41,16 +36,6 @@ def test_data_parallel_attention_leaves_its_layers_whole():
     found = shapes(resolved("deepseek-r1", tp=8, options={"dp": 8}))
     assert (24576, 1536) in found  # q_b_proj of all heads
     assert (4608, 7168) in found  # the dense layers are still shared
-
-
-def test_a_warning_line_names_a_whole_problem():
-    assert models.reads(WARNING)
-    found = resolved(WARNING)
-    assert [p.spec() for p in found.problems] == [
-        "block_gemm:N=2112,K=7168,dtype=fp8_w8a8,block=128x128"
-    ]
-    assert found.device_name == "NVIDIA_L40S"
-    assert not models.reads("Config file not found at E=256,N=64,device_name=NVIDIA_L40S.json")
 
 
 def test_the_checkpoints_own_type_keeps_its_blocks():

@@ -100,11 +100,6 @@ def test_every_workload_is_another_job():
     assert len(keys) == len(ways)
 
 
-def test_attention_has_no_gemms():
-    assert {point.part for point in DECODE.points} == {AttentionPart.DECODE, AttentionPart.REDUCE}
-    assert "gemms" not in DECODE.as_json()
-
-
 @pytest.mark.parametrize(
     ("request_", "change", "said"),
     [

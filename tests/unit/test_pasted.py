@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 from diagnose_cases import CASES
+from tables import rows
 
 from tuner.cli.commands import app
 from tuner.diagnose import Hints, diagnose_text
@@ -23,12 +24,6 @@ SGLANG = "/x/python/sglang/srt/layers/moe/moe_runner/triton_utils/configs/triton
 MISSING = (
     "Using default MoE kernel config. Performance might be sub-optimal! Config file not found at "
 )
-DOCKER = """docker run --gpus all -e VLLM_TUNED_CONFIG_FOLDER=/configs -p 8000:8000 \\
-  vllm/vllm-openai:v0.11.0 \\
-  --model Qwen/Qwen3-30B-A3B-FP8 \\
-  --tensor-parallel-size 4 --enable-expert-parallel \\
-  --quantization fp8
-"""
 COMPOSE = """services:
   llm:
     image: lmsysorg/sglang:v0.5.4.post2-cu129
@@ -38,71 +33,12 @@ COMPOSE = """services:
       --tp-size 16
       --moe-runner-backend triton
 """
-KUBERNETES = """        image: vllm/vllm-openai:v0.33.0
-        args:
-        - --model
-        - deepseek-ai/DeepSeek-R1
-        - --tensor-parallel-size
-        - "8"
-        resources: {}
-"""
-JSON_ARGS = (
-    'args: ["--model", "Qwen/Qwen3-235B-A22B", "--tensor-parallel-size", "8", "--dtype=bfloat16"]'
-)
 COLLECT = """vLLM Version                 : 0.33.0
 GPU models and configuration :
 GPU 0: NVIDIA H100 80GB HBM3
 GPU 1: NVIDIA H100 80GB HBM3
 [pip3] triton==3.6.0
 """
-
-BOTH = (
-    "docker run lmsysorg/sglang:v0.5.9 python3 -m sglang.launch_server --model-path a/B-7B --tp 2\n"
-)
-PODS = """- image: lmsysorg/sglang:v0.5.9
-  args: ["--model-path", "a/B-7B", "--tp", "2"]
-- image: vllm/vllm-openai:v0.11.0
-  args:
-  - --model=c/D-9B
-  - --tensor-parallel-size=4
-  - --enable-expert-parallel
-"""
-
-FACTS = [
-    ("vllm serve is slow. vllm serve 'a/B-7B' -ep --tensor_parallel_size=4", {"engine": "vllm", "model": "a/B-7B", "tp": "4", "ep": "4"}),
-    ("I run `vllm serve a/B-7B --tensor-parallel-size 2`.", {"engine": "vllm", "model": "a/B-7B", "tp": "2"}),
-    ("vllm serve a/B-7B \\\n  --enable-expert-parallel \\\n  -tp ${TP:-2}", {"engine": "vllm", "model": "a/B-7B", "tp": "2", "ep": "2", "server_args": "--enable-expert-parallel"}),
-    ("llm = LLM(\n    model='a/B-7B',\n    tensor_parallel_size=4,\n    quantization='fp8',\n)", {"engine": "vllm", "model": "a/B-7B", "tp": "4", "quantization": "fp8"}),
-    ("non-default args: {'model': 'a/B-7B', 'tensor_parallel_size': 2, 'enable_expert_parallel': True}", {"engine": "vllm", "model": "a/B-7B", "tp": "2", "ep": "2", "server_args": "--enable-expert-parallel"}),
-    (BOTH + "vllm serve c/D-9B -tp 4 -ep --quantization fp8", {"engine": "sglang", "version": "0.5.9", "model": "a/B-7B", "tp": "2", "ep": None, "quantization": None, "server_args": None}),
-    (BOTH + "python -m sglang.launch_server --model-path c/D-9B --ep 4 --attention-backend triton", {"engine": "sglang", "version": "0.5.9", "model": "a/B-7B", "tp": "2", "ep": None, "quantization": None, "server_args": None}),
-    (PODS, {"engine": "sglang", "version": "0.5.9", "model": "a/B-7B", "tp": "2", "ep": None, "quantization": None, "server_args": None}),
-    ("python -m sglang.launch_server --model-path a/B-7B --tp 8 --ep-size 4", {"engine": "sglang", "model": "a/B-7B", "tp": "8", "ep": "4"}),
-    ("sglang serve --model-path=/m/R1 --tp=2 --dp 2", {"engine": "sglang", "model": "/m/R1", "tp": "2", "dp": "2"}),
-    ("$ vllm serve a/B-7B -tp 4 --pipeline-parallel-size 2", {"engine": "vllm", "model": "a/B-7B", "tp": "4", "pp": "2"}),
-    (DOCKER, {"engine": "vllm", "version": "0.11.0", "model": "Qwen/Qwen3-30B-A3B-FP8", "tp": "4", "ep": "4", "quantization": "fp8", "server_args": "VLLM_TUNED_CONFIG_FOLDER=/configs --enable-expert-parallel --quantization fp8"}),
-    (COMPOSE, {"engine": "sglang", "version": "0.5.4.post2", "model": "/models/DeepSeek-R1", "tp": "16", "server_args": "--moe-runner-backend triton"}),
-    (KUBERNETES, {"engine": "vllm", "version": "0.33.0", "model": "deepseek-ai/DeepSeek-R1", "tp": "8"}),
-    (JSON_ARGS, {"model": "Qwen/Qwen3-235B-A22B", "tp": "8", "dtype": "bfloat16"}),
-    (COLLECT, {"engine": "vllm", "version": "0.33.0", "device": "NVIDIA H100 80GB HBM3"}),
-    ("[pip3] vllm==0.8.5.post1\n", {"engine": "vllm", "version": "0.8.5.post1"}),
-    ("sglang: 0.5.4.post3\nGPU 0,1,2,3: NVIDIA L40S\nGPU 0,1,2,3 Compute Capability: 8.9", {"version": "0.5.4.post3", "device": "NVIDIA L40S", "capability": "8.9"}),
-    ("server_args=ServerArgs(model_path='/m/x', tokenizer_path='x', tp_size=16, ep_size=8, quantization='fp8')", {"engine": "sglang", "model": "/m/x", "tp": "16", "ep": "8", "quantization": "fp8"}),
-    ("Initializing a V1 LLM engine (v0.9.2) with config: model='a/b', dtype=torch.bfloat16, tensor_parallel_size=2, pipeline_parallel_size=1, quantization=None", {"engine": "vllm", "version": "0.9.2", "model": "a/b", "tp": "2", "dtype": "bfloat16"}),
-    ("non-default args: {'model': 'a/b', 'tensor_parallel_size': 2}", {"engine": "vllm", "model": "a/b", "tp": "2"}),
-    ('File "/usr/lib/python3/site-packages/vllm/v1/worker/x.py", line 3', {"engine": "vllm"}),
-    ("/opt/lib/site-packages/sglang-0.5.2.dist-info/METADATA", {"engine": "sglang", "version": "0.5.2"}),
-    ("E=8,N=64,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128,128].json", {"engine": "vllm", "device": "NVIDIA_L40S"}),
-    (H20, {"engine": "sglang", "device": "NVIDIA_H20"}),
-    ("|   0  NVIDIA H100 80GB HBM3          On  |   00000000:1B:00.0 Off |", {"device": "NVIDIA H100 80GB HBM3"}),
-    ("[2025-03-07 09:25:33 TP4] x\n(Worker_TP7 pid=1) y", {"ranks": "8"}),
-    ("error: out of memory, try --tp 8 or --model-name", {}),
-    ("vllm serve $MODEL --tensor-parallel-size ${TP}", {"engine": "vllm"}),
-    ("GPUS=4\nexport MODEL_PATH=\"/m/GLM-4.5-Air-FP8\"\npython -m sglang.launch_server --model-path $MODEL_PATH --tp-size $GPUS\n", {"engine": "sglang", "model": "/m/GLM-4.5-Air-FP8", "tp": "4"}),
-    ("vllm serve ${MODEL} --tensor-parallel-size $TP\n...\nTP=2\nMODEL=a/B-7B  # from the hub\n", {"engine": "vllm", "model": "a/B-7B", "tp": "2"}),
-    ("- **GPUs:** 2× NVIDIA Quadro RTX 6000 (Turing)\n- **vLLM:** 0.26.0 (image)\n- **Parallelism:** tensor-parallel-size 2, no NVLink\n", {"engine": "vllm", "version": "0.26.0", "device": "Quadro RTX 6000", "tp": "2"}),
-    ("- GPU: NVIDIA **GB10 (DGX Spark)**, tensor parallel 1\n", {"device": "GB10", "tp": "1"}),
-]  # fmt: skip
 
 
 def facts(text: str) -> dict[str, str]:
@@ -111,9 +47,10 @@ def facts(text: str) -> dict[str, str]:
 
 
 def test_facts_of_every_text_that_people_paste(subtests):
-    for text, expected in FACTS:
-        with subtests.test(text[:60]):
-            found = facts(text)
+    for row in rows("pasted_facts.toml", "facts"):
+        with subtests.test(row["text"][:60]):
+            expected = row["known"] | dict.fromkeys(row.get("absent", ()))
+            found = facts(row["text"])
             assert expected == {name: found.get(name) for name in expected}, found
             assert expected or not found
 

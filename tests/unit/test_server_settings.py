@@ -5,6 +5,7 @@
 import shlex
 
 import pytest
+from tables import rows
 from test_pasted import commands, parse
 
 from tuner.cli.family_options import FamilyChoice
@@ -44,27 +45,11 @@ OF_ARGUMENTS = {
 }
 WRAPPED = "\n".join(ARGUMENTS[i : i + 60] for i in range(0, len(ARGUMENTS), 60))
 
-FORMS = [
-    (f"{LAUNCH} --enable-ep-moe --disable-radix-cache > server.log", {"--enable-ep-moe": "1", "--disable-radix-cache": "1"}),
-    (f"SGLANG_ENABLE_JIT_DEEPGEMM=0 {LAUNCH} --moe-runner-backend=triton", {"SGLANG_ENABLE_JIT_DEEPGEMM": "0", "--moe-runner-backend": "triton"}),
-    (f"{LAUNCH} \\\n  --attention-backend \\\n  triton \\\n  --moe-a2a-backend deepep", {"--attention-backend": "triton", "--moe-a2a-backend": "deepep"}),
-    (f"export SGLANG_USE_AITER=1\nSGL_ENABLE_JIT_DEEPGEMM=0\n{LAUNCH}", {"SGLANG_USE_AITER": "1", "SGL_ENABLE_JIT_DEEPGEMM": "0"}),
-    ("ENV VLLM_ROCM_USE_AITER=1\nCMD vllm serve a/b --moe-backend triton", {"VLLM_ROCM_USE_AITER": "1", "--moe-backend": "triton"}),
-    ("environment:\n  - VLLM_BATCH_INVARIANT=1\ncommand: vllm serve a/b", {"VLLM_BATCH_INVARIANT": "1"}),
-    ("env:\n- name: VLLM_ROCM_USE_AITER\n  value: \"1\"\nargs:\n- --moe-backend\n- triton\n- --enable-expert-parallel\n", {"VLLM_ROCM_USE_AITER": "1", "--moe-backend": "triton", "--enable-expert-parallel": "1"}),
-    ('args: ["--model", "a/b", "--linear-backend", "triton"]', {"--linear-backend": "triton"}),
-    ("non-default args: {'model': 'a/b', 'moe_backend': 'triton', 'enable_expert_parallel': True}", {"--moe-backend": "triton", "--enable-expert-parallel": "1"}),
-    (ARGUMENTS, OF_ARGUMENTS),
-    (f"[2026-01-05 10:00:00] {WRAPPED}\n[2026-01-05 10:00:01] moe_runner_backend='deep_gemm'", OF_ARGUMENTS),
-    ("It works again with SGLANG_ENABLE_JIT_DEEPGEMM=0, and with --moe-runner-backend triton.", {}),
-    (f"{LAUNCH} --moe-runner-backend $BACKEND", {}),
-]  # fmt: skip
-
 
 def test_settings_are_read_in_every_form(subtests):
-    for text, expected in FORMS:
-        with subtests.test(text[:60]):
-            assert diagnose_text(text).findings.facts.settings == expected
+    for row in rows("pasted_facts.toml", "settings"):
+        with subtests.test(row["text"][:60]):
+            assert diagnose_text(row["text"]).findings.facts.settings == row["known"]
 
 
 def test_the_first_value_of_a_flag_counts_as_of_other_facts():
