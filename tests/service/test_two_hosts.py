@@ -39,6 +39,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG = (ROOT / "docker" / "haproxy-hosts.cfg").read_text()
 PROBLEM = "fused_moe:E=8,N={n},K=512,top_k=2,dtype=bfloat16"
 HOSTS = {"a": ("NVIDIA_H100_80GB_HBM3", "0.5.16"), "b": ("NVIDIA_L40S", "0.5.12")}
+SIZES = (256, 384, 512)
 NIGHT_OF = date(2026, 11, 28)
 NIGHT = """
 [[watch]]
@@ -144,7 +145,7 @@ def connecting(database: str) -> str:
 def test_a_night_on_two_hosts_loses_nothing_though_one_dies_at_work(by_tls, tmp_path):
     wait_for(lambda: connecting(by_tls.database_url))
     nightly = tmp_path / "nightly.toml"
-    models = ", ".join(json.dumps(PROBLEM.format(n=n)) for n in (256, 384, 512))
+    models = ", ".join(json.dumps(PROBLEM.format(n=n)) for n in SIZES)
     nightly.write_text(
         "".join(NIGHT.format(models=models, device=d, version=v) for d, v in HOSTS.values())
     )
@@ -185,8 +186,9 @@ def test_a_night_on_two_hosts_loses_nothing_though_one_dies_at_work(by_tls, tmp_
             [*tuner, *words, "--allow-predicted"], env=environ, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
-        found = [p for p in folder.rglob("E=8,*.json") if device in p.name]
-        assert len({p.name.partition(",device")[0] for p in found}) == 3
+        found = {path.name for path in folder.rglob(f"E=8,*device_name={device}*.json")}
+        wanted = {f"E=8,N={n},device_name={device}" for n in SIZES}
+        assert all(any(name.startswith(one) for name in found) for one in wanted), found
 
 
 def all_done(jobs: JobStore):
