@@ -22,6 +22,7 @@ from tuner.bindings.vllm.plugin import scan as vllm_scan
 from tuner.cli.app import app
 from tuner.devices.target import CUDA, HIP
 from tuner.engines.engine import find_engine, kernel_hash
+from tuner.export import delivery
 from tuner.export.delivery import server_facts
 from tuner.families.attention.problem import AttentionPart
 from tuner.families.dense_gemm.problem import parse_dense_gemm
@@ -115,6 +116,21 @@ def test_a_file_of_other_kernels_is_refused_under_the_same_version_too(root):
     code, report = checked(root)
     assert code == 1
     assert "whose kernels are not those of 0.5.16" in refused(report)[str(path)]
+
+
+def test_a_folder_of_many_files_lifts_the_kernels_once(root, monkeypatch):
+    lifted = []
+
+    def lifting(engine, family, platform):
+        lifted.append((family, platform))
+        return kernel_hash(engine, family, platform)
+
+    monkeypatch.setattr(delivery, "_FACTS", {})
+    monkeypatch.setattr(delivery, "kernel_hash", lifting)
+    for columns in range(128, 1408, 128):
+        put_gemm(root, FP8.replace("N=2112", f"N={columns}"))
+    assert checked(root)[0] == 0
+    assert lifted == [("dense_gemm", CUDA), ("dense_gemm", HIP)]
 
 
 @pytest.mark.parametrize("hip", [None, "6.4"])

@@ -68,7 +68,7 @@ def layer(heads=HEADS, key_heads=2, Lq=COLUMNS, Lv=COLUMNS, cap=0.0, window=-1):
 
 def runner(*layers, sinks=False, **changes):
     model = SimpleNamespace(
-        modules=lambda: [SimpleNamespace(), *layers],
+        modules=lambda: [SimpleNamespace(qk_head_dim=192), *layers],  # DeepSeek's own have one
         named_parameters=lambda: [("layers.0.attn.sinks" if sinks else "layers.0.qkv", None)],
     )
     usual = {"dtype": "torch.float16", "kv_cache_dtype": "torch.float16", "is_draft_worker": False}

@@ -192,9 +192,11 @@ def test_an_export_reads_back_and_picks_by_tokens(engine, tmp_path):
     read = read_scan_file(file.path)
     assert read.kernel_hash == kernels_of(engine).hash
     chosen = {entry.point: entry.config for entry in report.entries}
-    for tokens, nearest in ((1, 1024), (1024, 1024), (2500, 1024), (3000, 8192), (65536, 8192)):
+    for tokens, nearest in ((512, 1024), (1024, 1024), (2048, 1024), (4096, 8192), (16384, 8192)):
         entry = read.pick(SsdKernel.SCAN, tokens)
         assert entry.config == chosen[Point(1, SsdKernel.SCAN, nearest)]
+    for tokens in (1, 511, 2049, 4095, 16385):  # more than an octave from each
+        assert read.pick(SsdKernel.SCAN, tokens) is None
     assert len(list(file.rows())) == len(chosen)
     assert delivery.obstacle(into_engine=True)
 

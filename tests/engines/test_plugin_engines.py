@@ -287,6 +287,26 @@ def test_hook_targets_are_where_they_were(version):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_layers_and_settings_are_read_where_releases_have_them(version):
+    root = find_engine(f"sglang=={version}").root / "srt"
+    layer = (root / "layers/radix_attention.py").read_text().partition("class RadixAttention(")[2]
+    for name in ("tp_q_head_num", "tp_k_head_num", "qk_head_dim", "v_head_dim", "logit_cap"):
+        assert f"self.{name} = " in layer
+    assert "self.sliding_window_size = sliding_window_size or -1" in layer
+    models = "".join(path.read_text() for path in sorted((root / "models").glob("*.py")))
+    names = set(re.findall(r"(?:self\.attn\(|sinks)[^()]*sinks=self\.(\w+)", models))
+    assert names and all("sink" in name for name in names)
+    context = root / "runtime_context.py"
+    later = context.is_file() and "\ndef get_exec(" in context.read_text()
+    assert later == (version == "0.5.23")
+    arguments = (root / "server_args.py").read_text()
+    assert later or "\ndef get_global_server_args(" in arguments
+    flag = "enable_deterministic_inference: "
+    settings = root / "arg_groups/fields/exec_.py"
+    assert flag in (settings.read_text() if later else arguments)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_engines_do_nothing_with_the_kernels_but_launch_them_in_one_place(version):
     """What stands in for them can launch; it could not be called by another kernel."""
     engine = find_engine(f"sglang=={version}")

@@ -155,6 +155,19 @@ def test_the_engines_own_lines_for_blocks(kind, word):
     assert proof.problems() == [f"{Path(path).stem}: default"]
 
 
+def test_files_that_deterministic_inference_turns_off_are_not_malformed(
+    said, tmp_path, monkeypatch
+):
+    place(tmp_path, FP8)
+    monkeypatch.setattr(gemm, "_runtime_facts", lambda: here(unless="inference is deterministic"))
+    default, refused = parse_log(said(tmp_path, FP8)).loads
+    assert default.outcome is LoadOutcome.DEFAULT
+    assert (refused.outcome, refused.reason) == (
+        LoadOutcome.REFUSED,
+        "inference is deterministic",
+    )
+
+
 def test_the_one_line_of_a_folder_that_serves_a_fleet_is_read(said, tmp_path):
     place(tmp_path, FP8)
     for number in range(20):

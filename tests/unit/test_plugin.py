@@ -523,7 +523,7 @@ def test_what_a_launcher_is_given_is_noted_while_it_runs():
     assert seen == [(77,), (78,), (79,)]
     assert noted.about == ()
     around = note_launcher(launcher, ("q", "page_size", "sm_scale"))
-    around(launcher, SimpleNamespace(shape=[2, 3]), True, 80)
+    around(launcher, SimpleNamespace(shape=(2, 3)), True, 80)
     assert seen[-1] == ((2, 3), None, None)
 
 

@@ -6,7 +6,6 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol, TypeVar
@@ -167,14 +166,18 @@ def check_readable(file: ExportFile, verify: Callable[[Path], None]) -> None:
         ) from None
 
 
-@cache  # a folder may have many files, and kernels take long to lift
+# A folder may have many files, and kernels take long to lift.
+_FACTS: dict[tuple[Path, str, str | None], RuntimeFacts] = {}
+
+
 def server_facts(engine: Engine, family: str, triton: str | None) -> RuntimeFacts:
     """Return what servers of a release on any GPU compare a file of a family with."""
 
     def hashes() -> list[str]:
         return [kernel_hash(engine, family, platform) for platform in (CUDA, HIP)]
 
-    return RuntimeFacts(engine.name, engine.version, None, triton, hashes)
+    facts = RuntimeFacts(engine.name, engine.version, None, triton, hashes)
+    return _FACTS.setdefault((engine.root, family, triton), facts)
 
 
 def is_plugin_file(path: Path, folder: str) -> bool:

@@ -183,7 +183,7 @@ _LEFT_ALONE = re.compile(r"\w+: (no choice for|left alone)\b.*")
 _REFUSED = re.compile(r"refused (?P<path>\S.*?\.json): (?P<why>.*)")
 _MORE = re.compile(r"refused \d+ more files")  # than one line names
 # The start of a reason for which a good file is refused.
-_ELSEWHERE = ("made for ", "sglang ")
+_ELSEWHERE = ("made for ", "sglang ", "inference is deterministic")
 _NO_LAUNCH = re.compile(r"(?P<kernel>_fwd\w+) \(.*?\): (?P<why>not with .*)")
 
 

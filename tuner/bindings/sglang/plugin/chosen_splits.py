@@ -98,7 +98,7 @@ def _is_for(problem: Attention, backend: TritonAttnBackend, runner: ModelRunner)
 
 def _decoded(model: Any, problem: Attention) -> set[tuple[object, ...]]:  # noqa: ANN401
     """(Lq, cap, window) of a model's layers with the problem's heads; sglang's RadixAttention."""
-    layers = [layer for layer in model.modules() if hasattr(layer, "qk_head_dim")]
+    layers = [layer for layer in model.modules() if hasattr(layer, "tp_q_head_num")]
     heads = problem.q_heads, problem.kv_heads, problem.Lv
     return {
         (layer.qk_head_dim, layer.logit_cap, max(0, layer.sliding_window_size))

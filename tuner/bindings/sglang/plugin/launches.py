@@ -95,14 +95,16 @@ def reader(launcher: Run, names: Sequence[str]) -> Callable[[_Args, _Kwargs], Ab
     known = inspect.signature(launcher).parameters
     places = {name: place for place, name in enumerate(known)}
     usual = {n: p.default for n, p in known.items() if p.default is not p.empty}
+    # One that this release does not have is None.
+    wanted = [(name, places.get(name, len(places)), usual.get(name)) for name in names]
 
     def read(args: _Args, kwargs: _Kwargs) -> About:
-        found: list[Any] = []
-        for name in names:  # one that this release does not have is None
-            by_place = places.get(name, len(args)) < len(args)
-            one: Any = args[places[name]] if by_place else kwargs.get(name, usual.get(name))
-            found.append(tuple(one.shape) if hasattr(one, "shape") else one)
-        return tuple(found)
+        many = len(args)
+        found = [
+            args[place] if place < many else kwargs.get(name, default)
+            for name, place, default in wanted
+        ]
+        return tuple([getattr(one, "shape", one) for one in found])
 
     return read
 
