@@ -22,9 +22,11 @@ from tiers import only
 from typer.testing import CliRunner, Result
 
 from tuner.cli.commands import app
+from tuner.deploy.cluster import Parallel
 from tuner.deploy.load_proof import LoadProof, prove_loads, read_deployed, render_proof
 from tuner.deploy.load_proof.deployed import Deployed, FileOrigin
 from tuner.deploy.load_proof.proof import LoadOutcome
+from tuner.deploy.load_proof.ranks import numbers_of
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, BundleRefused, UnreadableLog
 from tuner.families.fused_moe.engine import moe_engine
@@ -314,6 +316,32 @@ def test_vllm_s_first_rank_of_a_node_speaks_for_the_node(tmp_path: Path) -> None
     (said,) = proved(tmp_path, lines, built(RAY).archive).problems()
     assert "loaded by 8 of 16 ranks, and no line is of TP8 to TP15" in said
     assert proved(tmp_path, [*lines, line.format(8)], built(RAY).archive).ok
+
+
+def test_replicas_are_counted_too(tmp_path: Path) -> None:
+    deployed = Deployed(ranks=16, nodes=2, tp=8, made_for={"engine": "sglang"})
+    path = tmp_path / "server.log"
+    lines = [LOADED.format(rank, MOUNTED, NAME).replace(" TP", " DP1 TP") for rank in range(8)]
+    path.write_text("\n".join(lines))
+    (load,) = prove_loads([path], deployed).loads
+    assert load.ranks[:2] == ("DP1 TP0", "DP1 TP1")
+    assert numbers_of(load.ranks, deployed) == {*range(8, 16)}
+
+
+def test_stages_are_counted_too(tmp_path: Path) -> None:
+    staged = replace(example(H20), parallel=Parallel(tp=8, ep=1, dp=1, pp=2))
+    path, log = tmp_path / "bundle.tar.gz", tmp_path / "server.log"
+    wanted = [parse_problem(CASES[H20][1])]
+    path.write_bytes(build(H20, staged, allow_missing=True, wanted=wanted).archive)
+    deployed = replace(read_deployed(path), asked=frozenset())
+    assert (deployed.tp, deployed.pp, deployed.ranks, deployed.replicated) == (8, 2, 16, False)
+    one = [line.replace(" TP", " PP0 TP") for line in tuned_lines(ranks=range(8))]
+    log.write_text("\n".join([USING.format("IB"), *one, READY]))
+    said, _ = prove_loads([log], deployed).problems()
+    assert "loaded by 8 of 16 ranks, and no line is of PP1 TP0 to PP1 TP7" in said
+    both = [*one, *(line.replace("PP0", "PP1") for line in one)]
+    log.write_text("\n".join([USING.format("IB"), *both, READY]))
+    assert prove_loads([log], deployed).problems() == []
 
 
 def test_a_cluster_without_rdma_may_use_sockets(tmp_path: Path) -> None:

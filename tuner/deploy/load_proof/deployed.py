@@ -50,6 +50,7 @@ class Deployed:
     made_for: Mapping[str, str] = field(default_factory=dict)
     problems: Mapping[str, Problem] = field(default_factory=dict)  # of tuned files, by key
     asked: frozenset[str] = frozenset()  # keys that a bundle's servers ask for; none: not known
+    pp: int = 1
 
     @property
     def engine(self) -> str:
@@ -58,7 +59,7 @@ class Deployed:
     @property
     def replicated(self) -> bool:
         """Whether each of several replicas has ranks from 0 on."""
-        return self.tp < self.ranks
+        return self.tp * self.pp < self.ranks
 
     @property
     def keys(self) -> set[str]:
@@ -145,11 +146,13 @@ def _bundle(manifest: Mapping[str, Any], root: str) -> Deployed:
     cluster = manifest["cluster"]
     engine, _, version = str(manifest["configs"]["tuned_for"]).partition(" ")
     made_for = {"engine": engine, "version": version, "device": str(manifest["device"])}
-    made_for |= {name: str(n) for name, n in cluster.get("parallel", {}).items() if name != "dp"}
-    tp = int(cluster["parallel"]["tp"])
+    sizes = cluster["parallel"]
+    made_for |= {name: str(sizes[name]) for name in ("tp", "ep") if name in sizes}
+    tp = int(sizes["tp"])
     return Deployed(
         *(tuned, frozenset(paths - tuned.keys()), root, len(cluster.get("nodes", ()))),
         *(int(cluster.get("gpus", tp)), tp, bool(cluster.get("rdma", True))),
+        pp=int(sizes.get("pp", 1)),
         made_for=made_for,
         problems=_parsed(problems),
         asked=asked,
