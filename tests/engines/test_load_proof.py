@@ -73,14 +73,14 @@ def test_a_file_that_is_there_and_one_that_is_not(version: str, tmp_path: Path) 
     proof, _ = ask(version, tmp_path)
     assert proof.ok
     (load,) = proof.loads
-    assert (load.key, load.outcome, load.used) == (key(version), LoadOutcome.LOADED, str(path))
+    assert (load.name, load.outcome, load.used) == (key(version), LoadOutcome.LOADED, str(path))
     assert load.ranks == ("TP3",)
     assert load.triton == ("" if version == "0.4.4" else "3.6.0")
     path.unlink()
     proof, _ = ask(version, tmp_path)
     assert not proof.ok
     (load,) = proof.loads
-    assert (load.key, load.outcome, load.used) == (key(version), LoadOutcome.DEFAULT, "")
+    assert (load.name, load.outcome, load.used) == (key(version), LoadOutcome.DEFAULT, "")
     assert load.wanted[0].endswith(f"{key(version)}.json")
 
 
@@ -90,7 +90,7 @@ def test_a_file_of_another_triton(version: str, tmp_path: Path) -> None:
     proof, _ = ask(version, tmp_path)
     assert not proof.ok
     (load,) = proof.loads
-    assert (load.key, load.outcome, load.triton) == (key(version), LoadOutcome.FALLBACK, "3.2.0")
+    assert (load.name, load.outcome, load.triton) == (key(version), LoadOutcome.FALLBACK, "3.2.0")
     assert load.used == str(path)
     assert "triton_3_6_0" in load.wanted[0]
 
@@ -100,16 +100,16 @@ def test_files_of_both_gemms(version: str, tmp_path: Path) -> None:
     down = key(version, Gemm.DOWN)
     up_file = place(tmp_path, version)
     proof, lines = ask(version, tmp_path, Gemm.DOWN)
-    found = [x.outcome for x in proof.loads if x.key == down]
+    found = [x.outcome for x in proof.loads if x.name == down]
     assert (found, proof.ok) == ([LoadOutcome.REUSED], False), lines
     up_file.unlink()
     if version != WITH_DOWN[0]:
         proof, _ = ask(version, tmp_path, Gemm.DOWN)
-        outcomes = {x.key: x.outcome for x in proof.loads}
+        outcomes = {x.name: x.outcome for x in proof.loads}
         assert outcomes == dict.fromkeys((key(version), down), LoadOutcome.DEFAULT)
     place(tmp_path, version, gemm=Gemm.DOWN)
     proof, _ = ask(version, tmp_path, Gemm.DOWN)
-    assert [(x.key, x.outcome) for x in proof.loads] == [(down, LoadOutcome.LOADED)]
+    assert [(x.name, x.outcome) for x in proof.loads] == [(down, LoadOutcome.LOADED)]
 
 
 def logged(version: str, relative: str, words: str) -> str:
@@ -153,7 +153,7 @@ def test_vllm_lists_every_place_it_looked_at() -> None:
     )
     (load,) = parse_log([line]).loads
     assert load.wanted == (f"/tuned/{name}", f"/usr/lib/vllm/configs/{name}")
-    assert load.key == name.removesuffix(".json")
+    assert load.name == name.removesuffix(".json")
     assert load.ranks == ("Worker_TP1 pid=812",)
     older = line.replace("at /tuned", "at ['/tuned").replace(", /usr", "', '/usr") + "']"
     assert parse_log([older]).loads[0].wanted == load.wanted
@@ -174,7 +174,7 @@ def test_paths_with_spaces_and_brackets() -> None:
     name = "E=8,N=64,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128].json"
     (load,) = parse_log([f"Using MoE kernel config from /my models/{name}."]).loads
     assert load.used == f"/my models/{name}"
-    assert load.key == name.removesuffix(".json")
+    assert load.name == name.removesuffix(".json")
 
 
 def test_ranks_that_disagree_are_named(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_ranks_that_disagree_are_named(tmp_path: Path) -> None:
 def test_the_user_s_own_warning() -> None:
     proof = prove_loads([LOGS / "l40s-missing-config.log"])
     (load,) = proof.loads
-    assert load.key == "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8"
+    assert load.name == "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8"
     assert load.outcome is LoadOutcome.DEFAULT
     assert "not as tuned: 1 problem\n" in render_proof(proof)
     value = json.loads(json.dumps(proof.as_dict()))

@@ -23,12 +23,12 @@ def numbers_of(names: Iterable[str], deployed: Deployed) -> set[int]:
 
 
 def unseen(seen: Mapping[str, set[int]], deployed: Deployed) -> Iterator[str]:
-    """A line for each key that only some of the ranks were seen to load.
+    """A line for each file that only some of the ranks were seen to load.
 
     vLLM's first rank on each node writes the line for all of the node; of sglang each rank does.
     """
     size = deployed.ranks // max(1, deployed.nodes) if deployed.engine == "vllm" else 1
-    for key, ranks in seen.items():
+    for name, ranks in seen.items():
         missing = [
             rank
             for rank in range(0, deployed.ranks, size)
@@ -38,17 +38,17 @@ def unseen(seen: Mapping[str, set[int]], deployed: Deployed) -> Iterator[str]:
             found = deployed.ranks - size * len(missing)
             without = sorted(rank + i for rank in missing for i in range(size))
             yield (
-                f"{key}: loaded by {found} of {deployed.ranks} ranks, and no line is of "
+                f"{name}: loaded by {found} of {deployed.ranks} ranks, and no line is of "
                 f"{ranges(without, deployed)}: give the logs of all nodes"
             )
 
 
 def unnamed(seen: Mapping[str, set[int]], deployed: Deployed) -> Iterator[str]:
-    """A line for each key whose lines name no rank."""
-    for key, ranks in seen.items():
+    """A line for each file whose lines name no rank."""
+    for name, ranks in seen.items():
         if deployed.ranks > 1 and not ranks:
             yield (
-                f"{key}: its lines name no rank, so whether all {deployed.ranks} loaded it is open"
+                f"{name}: its lines name no rank, so whether all {deployed.ranks} loaded it is open"
             )
 
 
