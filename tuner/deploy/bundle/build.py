@@ -119,6 +119,8 @@ def build_bundle(
     """
     name = f"{cluster.name}-{device.name}"
     environments = node_environments(cluster, preflight)
+    for rank, variables in enumerate(environments):  # a launch that cannot be is refused first
+        node_commands(cluster, rank, variables)
     chosen = _choose(
         *(winners, cluster, engine, device, wanted, named),
         allow_predicted=allow_predicted,

@@ -210,10 +210,12 @@ def environment_notes(
     nodes = [
         (node.name, variables)
         for node, variables in zip(cluster.nodes, environments, strict=True)
-        if captured.isdisjoint((node.name, node.host)) and uses_rdma(cluster, variables)
+        if captured.isdisjoint((node.name, node.host))
     ]
-    for name in ("NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "GLOO_SOCKET_IFNAME"):
-        if lacking := [node for node, variables in nodes if name not in variables]:
+    over_rdma = [one for one in nodes if uses_rdma(cluster, one[1])]
+    asked = {"NCCL_IB_HCA": over_rdma, "NCCL_IB_GID_INDEX": over_rdma, "GLOO_SOCKET_IFNAME": nodes}
+    for name, those in asked.items():
+        if lacking := [node for node, variables in those if name not in variables]:
             yield (
                 f"{name} is not set on {', '.join(lacking)}: set it in "
                 "cluster.toml, or capture the nodes for `tuner bundle --node NAME=DIR`"
