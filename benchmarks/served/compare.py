@@ -289,5 +289,5 @@ def _loading(setup: ComparisonSetup) -> list[str]:
     """What the logs say against the use of the files."""
     found = prove_loads([setup.log(AFTER, 1)], read_deployed(setup.request.root)).problems()
     before = prove_loads([setup.log(BEFORE, 1)], read_deployed(setup.request.root))
-    used = sorted({load.key for load in before.loads if load.origin == "tuned"})
+    used = sorted({load.name for load in before.loads if load.origin == "tuned"})
     return [*found, *(f"{key}: the before server loaded it too" for key in used)]

@@ -148,6 +148,13 @@ def test_without_captures_the_device_is_looked_for(tmp_path: Path) -> None:
     assert ("/dev/infiniband" in words) is Path("/dev/infiniband").exists()
 
 
+def test_without_rdma_the_interface_of_gloo_is_asked_for_too() -> None:
+    whole = found_by(example(L40S))
+    bundle = build(L40S, replace(whole, environment={"NCCL_IB_DISABLE": "1"}))
+    (note,) = [note for note in bundle.notes if "is not set on" in note]
+    assert note.startswith("GLOO_SOCKET_IFNAME is not set on l40s-01, l40s-02, l40s-03, l40s-04")
+
+
 def test_efa_is_asked_for_without_devices(tmp_path: Path) -> None:
     bundle = captured(found_by(example(L40S)), "efa", tmp_path / "captures")
     (words,) = printed(place(bundle, tmp_path) / "nodes/l40s-01/docker.sh")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bundle_cases import build, built, example, place, printed
+from bundle_cases import CASES, build, built, example, files_of, place, printed
 from cluster_shapes import (
     H20,
     L40S,
@@ -26,7 +26,8 @@ from cluster_shapes import (
 from tiers import only
 
 from tuner.deploy.bundle.build import Bundle
-from tuner.deploy.cluster import Cluster
+from tuner.deploy.cluster import Cluster, Parallel
+from tuner.problems.registry import parse_problem
 
 ON_DISK = Path(sys.prefix, "share/tuner/engines")
 PROGRAMS = Path(__file__).parents[1] / "stand_ins/launch/programs.py"
@@ -38,12 +39,25 @@ CLUSTERS: dict[str, tuple[Callable[[Path], Bundle], str]] = {
     "the newest sglang": (lambda folder: built(H20), "sglang-0.5.23"),
     "vLLM with Ray": (lambda folder: built(RAY), OLD_VLLM),
     "vLLM 0.33.0": (lambda folder: build(RAY, of_release("v0.33.0")), NEW_VLLM),
+    "sglang in stages": (lambda folder: in_stages(H20, example(H20)), SGLANG),
+    "vLLM in stages": (lambda folder: in_stages(RAY, of_release("v0.33.0")), NEW_VLLM),
     "no RDMA": (lambda folder: captured(found_by(example(L40S)), "no-rdma", folder), SGLANG),
     "sglang on IPv6": (lambda folder: build(H20, on_ipv6(example(H20))), SGLANG),
     "vLLM on IPv6": (lambda folder: build(RAY, on_ipv6(of_release("v0.33.0"))), NEW_VLLM),
     "Ray on IPv6": (lambda folder: build(RAY, on_ipv6(example(RAY))), OLD_VLLM),
     "management on a VLAN": (on_a_vlan, SGLANG),
 }
+
+LIKE_OTHERS = {"vLLM on IPv6", "Ray on IPv6", "sglang in stages"}
+
+
+def in_stages(case: str, cluster: Cluster) -> Bundle:
+    staged = replace(cluster, parallel=Parallel(tp=8, ep=1, dp=1, pp=2))
+    bundle = build(case, staged, allow_missing=True, wanted=[parse_problem(CASES[case][1])])
+    scripts = [file.data for path, file in files_of(bundle).items() if path.endswith("bare.sh")]
+    flags = (b"--tp-size 8", b"--pp-size 2"), (b"--pipeline-parallel-size 2",)
+    assert all(flag in script for script in scripts for flag in flags[case == RAY])
+    return bundle
 
 
 class Node:
@@ -78,7 +92,7 @@ class Node:
         return [json.loads(line) for line in self.started.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("name", only(CLUSTERS.keys() - {"vLLM on IPv6", "Ray on IPv6"}, CLUSTERS))
+@pytest.mark.parametrize("name", only(CLUSTERS.keys() - LIKE_OTHERS, CLUSTERS))
 def test_every_script_starts_what_the_release_understands(name: str, tmp_path: Path) -> None:
     make, release = CLUSTERS[name]
     bundle = make(tmp_path / "captures")

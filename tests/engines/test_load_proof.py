@@ -22,9 +22,11 @@ from tiers import only
 from typer.testing import CliRunner, Result
 
 from tuner.cli.commands import app
+from tuner.deploy.cluster import Parallel
 from tuner.deploy.load_proof import LoadProof, prove_loads, read_deployed, render_proof
 from tuner.deploy.load_proof.deployed import Deployed, FileOrigin
 from tuner.deploy.load_proof.proof import LoadOutcome
+from tuner.deploy.load_proof.ranks import numbers_of
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, BundleRefused, UnreadableLog
 from tuner.families.fused_moe.engine import moe_engine
@@ -71,14 +73,14 @@ def test_a_file_that_is_there_and_one_that_is_not(version: str, tmp_path: Path) 
     proof, _ = ask(version, tmp_path)
     assert proof.ok
     (load,) = proof.loads
-    assert (load.key, load.outcome, load.used) == (key(version), LoadOutcome.LOADED, str(path))
+    assert (load.name, load.outcome, load.used) == (key(version), LoadOutcome.LOADED, str(path))
     assert load.ranks == ("TP3",)
     assert load.triton == ("" if version == "0.4.4" else "3.6.0")
     path.unlink()
     proof, _ = ask(version, tmp_path)
     assert not proof.ok
     (load,) = proof.loads
-    assert (load.key, load.outcome, load.used) == (key(version), LoadOutcome.DEFAULT, "")
+    assert (load.name, load.outcome, load.used) == (key(version), LoadOutcome.DEFAULT, "")
     assert load.wanted[0].endswith(f"{key(version)}.json")
 
 
@@ -88,7 +90,7 @@ def test_a_file_of_another_triton(version: str, tmp_path: Path) -> None:
     proof, _ = ask(version, tmp_path)
     assert not proof.ok
     (load,) = proof.loads
-    assert (load.key, load.outcome, load.triton) == (key(version), LoadOutcome.FALLBACK, "3.2.0")
+    assert (load.name, load.outcome, load.triton) == (key(version), LoadOutcome.FALLBACK, "3.2.0")
     assert load.used == str(path)
     assert "triton_3_6_0" in load.wanted[0]
 
@@ -98,16 +100,16 @@ def test_files_of_both_gemms(version: str, tmp_path: Path) -> None:
     down = key(version, Gemm.DOWN)
     up_file = place(tmp_path, version)
     proof, lines = ask(version, tmp_path, Gemm.DOWN)
-    found = [x.outcome for x in proof.loads if x.key == down]
+    found = [x.outcome for x in proof.loads if x.name == down]
     assert (found, proof.ok) == ([LoadOutcome.REUSED], False), lines
     up_file.unlink()
     if version != WITH_DOWN[0]:
         proof, _ = ask(version, tmp_path, Gemm.DOWN)
-        outcomes = {x.key: x.outcome for x in proof.loads}
+        outcomes = {x.name: x.outcome for x in proof.loads}
         assert outcomes == dict.fromkeys((key(version), down), LoadOutcome.DEFAULT)
     place(tmp_path, version, gemm=Gemm.DOWN)
     proof, _ = ask(version, tmp_path, Gemm.DOWN)
-    assert [(x.key, x.outcome) for x in proof.loads] == [(down, LoadOutcome.LOADED)]
+    assert [(x.name, x.outcome) for x in proof.loads] == [(down, LoadOutcome.LOADED)]
 
 
 def logged(version: str, relative: str, words: str) -> str:
@@ -151,7 +153,7 @@ def test_vllm_lists_every_place_it_looked_at() -> None:
     )
     (load,) = parse_log([line]).loads
     assert load.wanted == (f"/tuned/{name}", f"/usr/lib/vllm/configs/{name}")
-    assert load.key == name.removesuffix(".json")
+    assert load.name == name.removesuffix(".json")
     assert load.ranks == ("Worker_TP1 pid=812",)
     older = line.replace("at /tuned", "at ['/tuned").replace(", /usr", "', '/usr") + "']"
     assert parse_log([older]).loads[0].wanted == load.wanted
@@ -172,7 +174,7 @@ def test_paths_with_spaces_and_brackets() -> None:
     name = "E=8,N=64,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128].json"
     (load,) = parse_log([f"Using MoE kernel config from /my models/{name}."]).loads
     assert load.used == f"/my models/{name}"
-    assert load.key == name.removesuffix(".json")
+    assert load.name == name.removesuffix(".json")
 
 
 def test_ranks_that_disagree_are_named(tmp_path: Path) -> None:
@@ -187,7 +189,7 @@ def test_ranks_that_disagree_are_named(tmp_path: Path) -> None:
 def test_the_user_s_own_warning() -> None:
     proof = prove_loads([LOGS / "l40s-missing-config.log"])
     (load,) = proof.loads
-    assert load.key == "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8"
+    assert load.name == "E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8"
     assert load.outcome is LoadOutcome.DEFAULT
     assert "not as tuned: 1 problem\n" in render_proof(proof)
     value = json.loads(json.dumps(proof.as_dict()))
@@ -314,6 +316,32 @@ def test_vllm_s_first_rank_of_a_node_speaks_for_the_node(tmp_path: Path) -> None
     (said,) = proved(tmp_path, lines, built(RAY).archive).problems()
     assert "loaded by 8 of 16 ranks, and no line is of TP8 to TP15" in said
     assert proved(tmp_path, [*lines, line.format(8)], built(RAY).archive).ok
+
+
+def test_replicas_are_counted_too(tmp_path: Path) -> None:
+    deployed = Deployed(ranks=16, nodes=2, tp=8, made_for={"engine": "sglang"})
+    path = tmp_path / "server.log"
+    lines = [LOADED.format(rank, MOUNTED, NAME).replace(" TP", " DP1 TP") for rank in range(8)]
+    path.write_text("\n".join(lines))
+    (load,) = prove_loads([path], deployed).loads
+    assert load.ranks[:2] == ("DP1 TP0", "DP1 TP1")
+    assert numbers_of(load.ranks, deployed) == {*range(8, 16)}
+
+
+def test_stages_are_counted_too(tmp_path: Path) -> None:
+    staged = replace(example(H20), parallel=Parallel(tp=8, ep=1, dp=1, pp=2))
+    path, log = tmp_path / "bundle.tar.gz", tmp_path / "server.log"
+    wanted = [parse_problem(CASES[H20][1])]
+    path.write_bytes(build(H20, staged, allow_missing=True, wanted=wanted).archive)
+    deployed = replace(read_deployed(path), asked=frozenset())
+    assert (deployed.tp, deployed.pp, deployed.ranks, deployed.replicated) == (8, 2, 16, False)
+    one = [line.replace(" TP", " PP0 TP") for line in tuned_lines(ranks=range(8))]
+    log.write_text("\n".join([USING.format("IB"), *one, READY]))
+    said, _ = prove_loads([log], deployed).problems()
+    assert "loaded by 8 of 16 ranks, and no line is of PP1 TP0 to PP1 TP7" in said
+    both = [*one, *(line.replace("PP0", "PP1") for line in one)]
+    log.write_text("\n".join([USING.format("IB"), *both, READY]))
+    assert prove_loads([log], deployed).problems() == []
 
 
 def test_a_cluster_without_rdma_may_use_sockets(tmp_path: Path) -> None:

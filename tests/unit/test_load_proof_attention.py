@@ -67,7 +67,7 @@ def test_files_that_are_used(tmp_path):
     proof = parsed([MOE, *said(*paths), *said(*paths, rank="TP1")])
     assert proof.ok, proof.problems()
     extend, decode = attention(proof)
-    assert (extend.key, extend.outcome) == (paths[0].stem, LoadOutcome.LOADED)
+    assert (extend.name, extend.outcome) == (paths[0].stem, LoadOutcome.LOADED)
     assert (extend.used, extend.triton) == (str(paths[0]), "3.6.0")
     assert (extend.ranks, extend.lines) == (("TP0", "TP1"), ("2", "3"))
     assert (extend.reason, decode.reason) == ("", "predicted")
@@ -122,7 +122,7 @@ def test_a_phase_whose_every_file_is_refused_is_not_as_tuned(tmp_path):
 def test_no_file_applies(changes, reason, tmp_path):
     proof = parsed([MOE, *said(place(tmp_path, EXTEND, **changes))])
     assert proof.problems() == [
-        "attention: every key: default: no file applies",
+        "attention: every file: default: no file applies",
         f"extend_attention: every file was refused: {reason}",
     ]
 
@@ -166,13 +166,13 @@ def test_a_launch_that_fell_back_is_no_longer_as_tuned(tmp_path):
     line = text % ("_fwd_kernel", grid, constants, "out of resource: shared memory")
     proof = parsed([*said(place(tmp_path, EXTEND)), f"[2026-11-01 10:00:01 TP0] {line}"])
     (failed,) = [load for load in proof.loads if load.outcome is LoadOutcome.FAILED]
-    assert (failed.key, failed.ranks) == ("_fwd_kernel", ("TP0",))
+    assert (failed.name, failed.ranks) == ("_fwd_kernel", ("TP0",))
     assert "out of resource: shared memory" in proof.problems()[0]
 
 
 def test_a_plugin_that_broke_and_deterministic_inference():
     broken = parsed([template("hooks", "nothing is applied") % "attention"])
-    assert broken.problems() == ["attention: every key: failed: nothing is applied"]
+    assert broken.problems() == ["attention: every file: failed: nothing is applied"]
     (load,) = parsed([template("backend", "inference is deterministic")]).loads
     assert load.outcome is LoadOutcome.DETERMINISTIC
 

@@ -48,7 +48,7 @@ def test_files_that_are_used(said, tmp_path):
     proof = parse_log(lines)
     assert proof.ok, proof.problems()
     first, second = proof.loads
-    assert (first.family, first.key, first.outcome) == (
+    assert (first.family, first.name, first.outcome) == (
         "dense_gemm",
         paths[0].stem,
         LoadOutcome.LOADED,
@@ -70,7 +70,7 @@ def test_a_file_of_another_triton_beside_one_that_serves(said, tmp_path):
 def test_no_file_applies(said, tmp_path):
     place(tmp_path, FP8, device="NVIDIA_L40S")
     proof = parse_log(said(tmp_path, FP8))
-    assert proof.problems() == ["dense_gemm: every key: default: no file applies"]
+    assert proof.problems() == ["dense_gemm: every file: default: no file applies"]
 
 
 MISSING = (

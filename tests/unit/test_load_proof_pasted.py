@@ -66,12 +66,16 @@ def test_a_file_is_read_in_every_shape_of_a_line(subtests, tmp_path, line):
             found = proof(tmp_path, *change(line), "[2026-11-20 10:00:01 TP3] Capture begins.")
             assert not found.cut
             (load,) = found.loads
-            assert (load.key, load.outcome, load.wanted) == (plain.key, plain.outcome, plain.wanted)
+            assert (load.name, load.outcome, load.wanted) == (
+                plain.name,
+                plain.outcome,
+                plain.wanted,
+            )
 
 
 def test_lines_of_files_that_follow_each_other_stay_apart(tmp_path):
     bare = [line.removeprefix(STAMP) for line in (LOADED, LOADED.replace("N=64", "N=128"))]
-    assert [load.key[:11] for load in proof(tmp_path, *bare).loads] == [
+    assert [load.name[:11] for load in proof(tmp_path, *bare).loads] == [
         "E=256,N=64,",
         "E=256,N=128",
     ]

@@ -61,6 +61,12 @@ class Parallel:
     tp: int
     ep: int
     dp: int
+    pp: int = 1  # stages, each with a part of the layers
+
+    @property
+    def ranks(self) -> int:
+        """The ranks of a server that has a whole model."""
+        return self.tp * self.pp
 
 
 @dataclass(frozen=True)
@@ -141,9 +147,8 @@ class Cluster:
             self.engine.image,
             self.model.path,
             nodes,
-            # Weights are spread over tp ranks: a replica holds a whole model, and data-parallel
-            # attention keeps tp over all ranks.
-            self.parallel.tp,
+            # A replica holds a whole model, and data-parallel attention keeps tp over all ranks.
+            self.parallel.ranks,
             ports,
             self.model.weight_bytes,
             gpu,
@@ -166,6 +171,7 @@ RESERVED_FLAGS: dict[str, str] = {
     **dict.fromkeys(("--tp", "-tp", "--tp-size", "--tensor-parallel-size"), "parallel.tp"),
     **dict.fromkeys(("--ep", "--ep-size", "--expert-parallel-size"), "parallel.ep"),
     **dict.fromkeys(("--dp", "-dp", "--dp-size", "--data-parallel-size"), "parallel.dp"),
+    **dict.fromkeys(("-pp", "--pp-size", "--pipeline-parallel-size"), "parallel.pp"),
     "--port": "ports.serve",
     "--dist-init-addr": "ports.rendezvous",
     **dict.fromkeys(("--nnodes", "--node-rank", "--host", "--master-addr", "--headless"), "nodes"),
@@ -271,7 +277,8 @@ def _model(table: Table) -> ServedModel:
 
 def _parallel(table: Table) -> Parallel:
     parallel = Parallel(
-        table.whole("tp", 1, 4096), table.whole("ep", 1, 4096, 1), table.whole("dp", 1, 4096, 1)
+        table.whole("tp", 1, 4096),
+        *(table.whole(size, 1, 4096, 1) for size in ("ep", "dp", "pp")),
     )
     table.done()
     if parallel.tp % parallel.ep:
@@ -359,8 +366,11 @@ def _rdma(table: Table) -> tuple[str, ...] | None:
 
 
 def _check_ranks(cluster: Cluster) -> None:
-    """tp must use every GPU, or tp * dp must where the GPUs are divided among dp replicas."""
-    tp, dp, gpus = cluster.parallel.tp, cluster.parallel.dp, cluster.gpus
+    """tp * pp must use every GPU, or tp * pp * dp if the GPUs are divided among dp replicas."""
+    tp, dp, pp = cluster.parallel.tp, cluster.parallel.dp, cluster.parallel.pp
+    gpus, uneven = divmod(cluster.gpus, pp)
+    if uneven:
+        raise MalformedCluster(f"parallel.pp={pp} does not divide the {cluster.gpus} GPUs")
     if tp == gpus and tp % dp == 0:
         return
     if tp * dp == gpus:
@@ -371,6 +381,6 @@ def _check_ranks(cluster: Cluster) -> None:
     choices = [gpus] + ([gpus // dp] if gpus % dp == 0 else [])
     nearest = min(choices, key=lambda c: abs(c - tp))
     raise MalformedCluster(
-        f"parallel.tp={tp} with dp={dp} does not fill the {gpus} GPUs of {len(cluster.nodes)} "
-        f"nodes; nearest is {nearest}"
+        f"parallel.tp={tp} with dp={dp} and pp={pp} does not fill the {cluster.gpus} GPUs of "
+        f"{len(cluster.nodes)} nodes; nearest is {nearest}"
     )

@@ -224,8 +224,8 @@ def cluster_problems(cluster: Cluster, engine: Engine, device: Device) -> list[P
     """The problems of one rank, of the families whose files can reach the cluster's servers."""
     parallel = cluster.parallel
     said = read_flags(cluster.engine.name, flags_of(cluster.engine.flags))
-    # With tp over all GPUs, dp is data-parallel attention; otherwise each replica has tp ranks.
-    dp = parallel.dp if parallel.tp == cluster.gpus else 1
+    # With ranks on all GPUs, dp is data-parallel attention; otherwise each replica has tp ranks.
+    dp = parallel.dp if parallel.ranks == cluster.gpus else 1
     serving = Serving(
         engine=engine.name,
         engine_version=served_version(cluster, engine),

@@ -120,53 +120,84 @@ def build_bundle(
     """
     name = f"{cluster.name}-{device.name}"
     environments = node_environments(cluster, preflight)
-    asked = _asked(cluster, engine, device)
-    mine = _winners_to_ship(winners, wanted, asked, cluster, engine, device)
-    usable, unusable = usable_winners(with_shipped(mine), engine)
-    left_out: list[LeftOut] = []
-    if not allow_predicted:
-        usable, left_out = leave_out_predicted(usable, named)
-    advice = advise_all(usable, device, (engine.name, engine.version), server_flags(cluster))
-    chosen = advised_files(advice, named)
-    folder = config_folder(chosen, cluster, engine, device, named)
-    left_out += folder.left_out
-    pointers = folder.variables
-    expected = cluster.expected(device.name, folder.hash)
-    files = _launch_files(cluster, environments, name, pointers) | _check_files(expected)
-    alone = {one.problem for one in advice if one.verdict is not Verdict.FILES}
-    read = None if asked is None else [file for file in asked if file.problem not in alone]
-    stored = list(dict.fromkeys(one.problem for one in winners if not one.from_shelf))
-    compared, missing = _compared(
-        read, folder, left_out, stored, cluster, engine, device, allow_missing=allow_missing
+    for rank, variables in enumerate(environments):  # a launch that cannot be is refused first
+        node_commands(cluster, rank, variables)
+    chosen = _choose(
+        *(winners, cluster, engine, device, wanted, named),
+        allow_predicted=allow_predicted,
+        allow_missing=allow_missing,
     )
+    folder = chosen.folder
+    files = _launch_files(cluster, environments, name, folder.variables)
+    files |= _check_files(cluster.expected(device.name, folder.hash))
     files |= {f"{CONFIGS}/{path}": BundleFile(data) for path, data in folder.files.items()}
     entries, known = _entries(folder)
     statuses = dict(sorted(Counter(str(row["status"]) for row in entries).items()))
-    notes = [*missing, *environment_notes(cluster, environments, preflight)]
-    notes += [*_notes(cluster, engine, statuses), *unusable]
-    if not folder.files:
-        notes.append("no tuned file is in the bundle: all is left alone, as notes say")
-    notes += [*left_out_lines(left_out), *advice_notes(advice)]
-    notes += attention_notes(folder.exported)
-    notes += shelf_notes(winner for one in advice for winner in one.winners)
-    notes += dispatch_notes(usable, cluster, engine, device)
+    notes = [*chosen.missing, *environment_notes(cluster, environments, preflight)]
+    notes += [*_notes(cluster, engine, statuses), *chosen.notes]
     rdma = any(uses_rdma(cluster, variables) for variables in environments)
+    facts = (name, cluster, device.name, folder.hash, statuses, notes, chosen.compared)
     no_kubernetes = no_manifest_reason(cluster, environments)
-    facts = (name, cluster, device.name, folder.hash, statuses, notes, compared, no_kubernetes)
-    files["README.md"] = _text(readme_text(*facts, pointers=pointers, privileged=rdma))
+    readme = readme_text(*facts, no_kubernetes, pointers=folder.variables, privileged=rdma)
+    files["README.md"] = _text(readme)
     files[SUMS] = _text(sums_text(files))
     manifest = {
         **_identity(name, cluster, device, rdma=rdma),
         "configs": {"tuned_for": f"{engine.name} {engine.version}", "hash": folder.hash},
         "environments": known,
-        "keys": compared.as_json(),
+        "keys": chosen.compared.as_json(),
         "statuses": statuses,
         "entries": entries,
         "notes": notes,
         "files": file_rows(files, _origins(folder, engine)),
     }
     files[NAME] = _text(manifest_text(manifest))
-    return Bundle(name, pack(name, files), manifest, compared)
+    return Bundle(name, pack(name, files), manifest, chosen.compared)
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The config files that a bundle ships, and notes on those that it does not ship."""
+
+    folder: ConfigFolder
+    compared: FileComparison
+    missing: list[str]
+    notes: list[str]
+
+
+def _choose(
+    winners: Sequence[Winner],
+    cluster: Cluster,
+    engine: Engine,
+    device: Device,
+    wanted: Sequence[Problem],
+    named: Sequence[Problem],
+    *,
+    allow_predicted: bool,
+    allow_missing: bool,
+) -> _Chosen:
+    asked = _asked(cluster, engine, device)
+    mine = _winners_to_ship(winners, wanted, asked, cluster, engine, device)
+    usable, notes = usable_winners(with_shipped(mine), engine)
+    left_out: list[LeftOut] = []
+    if not allow_predicted:
+        usable, left_out = leave_out_predicted(usable, named)
+    advice = advise_all(usable, device, (engine.name, engine.version), server_flags(cluster))
+    folder = config_folder(advised_files(advice, named), cluster, engine, device, named)
+    left_out += folder.left_out
+    alone = {one.problem for one in advice if one.verdict is not Verdict.FILES}
+    read = None if asked is None else [file for file in asked if file.problem not in alone]
+    stored = list(dict.fromkeys(one.problem for one in winners if not one.from_shelf))
+    compared, missing = _compared(
+        read, folder, left_out, stored, cluster, engine, device, allow_missing=allow_missing
+    )
+    if not folder.files:
+        notes.append("no tuned file is in the bundle: all is left alone, as notes say")
+    notes += [*left_out_lines(left_out), *advice_notes(advice)]
+    notes += attention_notes(folder.exported)
+    notes += shelf_notes(winner for one in advice for winner in one.winners)
+    notes += dispatch_notes(usable, cluster, engine, device)
+    return _Chosen(folder, compared, missing, notes)
 
 
 def _winners_to_ship(

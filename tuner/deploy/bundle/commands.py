@@ -46,6 +46,8 @@ def sglang_command(cluster: Cluster, head: str, nodes: str, rank: str) -> Comman
     words += ["--tp-size", str(parallel.tp)]
     if parallel.ep > 1:
         words += ["--ep-size", str(parallel.ep)]
+    if parallel.pp > 1:
+        words += ["--pp-size", str(parallel.pp)]
     if parallel.dp > 1:
         words += ["--dp-size", str(parallel.dp), *_attention_over_dp(cluster)]
     if several:
@@ -61,7 +63,7 @@ def any_address(cluster: Cluster) -> str:
 
 
 def _attention_over_dp(cluster: Cluster) -> list[str]:
-    replicas = cluster.parallel.tp * cluster.parallel.dp == cluster.gpus
+    replicas = cluster.parallel.ranks * cluster.parallel.dp == cluster.gpus
     if replicas and len(cluster.nodes) > 1:
         raise MalformedCluster(
             f"parallel.dp={cluster.parallel.dp}: sglang runs no replicas over several nodes; write "
@@ -78,7 +80,7 @@ def vllm_command(
     each node has its own, and those of workers serve no requests.
     """
     parallel, several = cluster.parallel, len(cluster.nodes) > 1
-    if parallel.dp > 1 and (several or parallel.tp * parallel.dp != cluster.gpus):
+    if parallel.dp > 1 and (several or parallel.ranks * parallel.dp != cluster.gpus):
         raise MalformedCluster(
             f"parallel.dp={parallel.dp}: with vLLM, replicas must fit one node; use dp=1"
         )
@@ -90,6 +92,8 @@ def vllm_command(
     words = ["vllm", "serve", cluster.model.path, "--served-model-name", cluster.model.name]
     words += ["--max-model-len", str(cluster.model.context_length)]
     words += ["--tensor-parallel-size", str(parallel.tp)]
+    if parallel.pp > 1:
+        words += ["--pipeline-parallel-size", str(parallel.pp)]
     if parallel.ep > 1:
         words.append("--enable-expert-parallel")
     if parallel.dp > 1:
@@ -206,10 +210,12 @@ def environment_notes(
     nodes = [
         (node.name, variables)
         for node, variables in zip(cluster.nodes, environments, strict=True)
-        if captured.isdisjoint((node.name, node.host)) and uses_rdma(cluster, variables)
+        if captured.isdisjoint((node.name, node.host))
     ]
-    for name in ("NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "GLOO_SOCKET_IFNAME"):
-        if lacking := [node for node, variables in nodes if name not in variables]:
+    over_rdma = [one for one in nodes if uses_rdma(cluster, one[1])]
+    asked = {"NCCL_IB_HCA": over_rdma, "NCCL_IB_GID_INDEX": over_rdma, "GLOO_SOCKET_IFNAME": nodes}
+    for name, those in asked.items():
+        if lacking := [node for node, variables in those if name not in variables]:
             yield (
                 f"{name} is not set on {', '.join(lacking)}: set it in "
                 "cluster.toml, or capture the nodes for `tuner bundle --node NAME=DIR`"

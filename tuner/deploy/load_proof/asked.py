@@ -27,7 +27,7 @@ _GIVE = "give the lines of its start, or its launch command, too"
 
 @dataclass(frozen=True)
 class Asked:
-    """The keys of tuned files that a server asks for, and of those that it does not ask for.
+    """The names of tuned files that a server asks for, and of those that it does not ask for.
 
     `why` says why nothing is known of all others.
     """
@@ -38,22 +38,22 @@ class Asked:
 
 
 def asked_of(deployed: Deployed, facts: Facts, named: Collection[str]) -> Asked:
-    """Sort the tuned files by the server of a log. `named`: the keys that its lines name.
+    """Sort the tuned files by the server of a log. `named`: the files in its lines.
 
     A bundle has the list of its cluster's servers. Of a folder, the server asks for the files of
     its GPU for the problems of its model, and for those of which a line names a file.
     """
-    keys = frozenset(deployed.keys)
+    names = frozenset(deployed.names)
     if deployed.asked:
-        return Asked(keys & deployed.asked, keys - deployed.asked)
+        return Asked(names & deployed.asked, names - deployed.asked)
     device = facts.get("device")
-    here = {key for key in keys if not _of_other_gpu(key, device)}
+    here = {name for name in names if not _of_other_gpu(name, device)}
     problems, why = _server_problems(facts, deployed.made_for)
-    known = {deployed.problems[key] for key in here if key in deployed.problems}
+    known = {deployed.problems[name] for name in here if name in deployed.problems}
     mine = stored_for(problems, known)
-    mine |= {deployed.problems[key] for key in here.intersection(named, deployed.problems)}
-    yes = {key for key in here if deployed.problems.get(key) in {None, *mine}}
-    return Asked(frozenset(yes), keys - (yes if not why else here), why)
+    mine |= {deployed.problems[name] for name in here.intersection(named, deployed.problems)}
+    yes = {name for name in here if deployed.problems.get(name) in {None, *mine}}
+    return Asked(frozenset(yes), names - (yes if not why else here), why)
 
 
 def same_device(one: str, other: str) -> bool:
@@ -64,8 +64,8 @@ def same_device(one: str, other: str) -> bool:
         return one == other
 
 
-def _of_other_gpu(key: str, device: str) -> bool:
-    named = facts_of_line(f"{key}.json").get("device")
+def _of_other_gpu(name: str, device: str) -> bool:
+    named = facts_of_line(f"{name}.json").get("device")
     return bool(named and device) and not same_device(named, device)
 
 

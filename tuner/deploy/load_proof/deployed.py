@@ -48,8 +48,9 @@ class Deployed:
     known: bool = True
     # What the files were made for, as far as all of them agree: engine, version, device, tp, ep.
     made_for: Mapping[str, str] = field(default_factory=dict)
-    problems: Mapping[str, Problem] = field(default_factory=dict)  # of tuned files, by key
-    asked: frozenset[str] = frozenset()  # keys that a bundle's servers ask for; none: not known
+    problems: Mapping[str, Problem] = field(default_factory=dict)  # of tuned files, by name
+    asked: frozenset[str] = frozenset()  # files that a bundle's servers ask for; none: not known
+    pp: int = 1
 
     @property
     def engine(self) -> str:
@@ -58,12 +59,12 @@ class Deployed:
     @property
     def replicated(self) -> bool:
         """Whether each of several replicas has ranks from 0 on."""
-        return self.tp < self.ranks
+        return self.tp * self.pp < self.ranks
 
     @property
-    def keys(self) -> set[str]:
-        """The names of the tuned files without .json, which are their keys."""
-        return {key_of(path) for path in self.tuned}
+    def names(self) -> set[str]:
+        """The names of the tuned files, without .json."""
+        return {name_of(path) for path in self.tuned}
 
     def origin(self, used: str) -> FileOrigin:
         """The origin of a file by the path in the server's log."""
@@ -98,7 +99,7 @@ class Deployed:
 UNKNOWN = Deployed(known=False)
 
 
-def key_of(path: str) -> str:
+def name_of(path: str) -> str:
     """A config file's name without .json."""
     return path.replace("\\", "/").rpartition("/")[2].removesuffix(".json")
 
@@ -139,17 +140,19 @@ def _bundle(manifest: Mapping[str, Any], root: str) -> Deployed:
     for row in manifest["entries"]:
         counts = tuned.setdefault(str(row["file"]).removeprefix(below), Counter())
         counts[str(row["status"])] += 1
-    problems = {key_of(row["file"]): row["problem"] for row in manifest["entries"]}
-    asked = frozenset(key_of(name) for name in manifest["keys"]["asked"])
+    problems = {name_of(row["file"]): row["problem"] for row in manifest["entries"]}
+    asked = frozenset(name_of(name) for name in manifest["keys"]["asked"])
     paths = {row["path"].removeprefix(below) for row in manifest["files"]}
     cluster = manifest["cluster"]
     engine, _, version = str(manifest["configs"]["tuned_for"]).partition(" ")
     made_for = {"engine": engine, "version": version, "device": str(manifest["device"])}
-    made_for |= {name: str(n) for name, n in cluster.get("parallel", {}).items() if name != "dp"}
-    tp = int(cluster["parallel"]["tp"])
+    sizes = cluster["parallel"]
+    made_for |= {name: str(sizes[name]) for name in ("tp", "ep") if name in sizes}
+    tp = int(sizes["tp"])
     return Deployed(
         *(tuned, frozenset(paths - tuned.keys()), root, len(cluster.get("nodes", ()))),
         *(int(cluster.get("gpus", tp)), tp, bool(cluster.get("rdma", True))),
+        pp=int(sizes.get("pp", 1)),
         made_for=made_for,
         problems=_parsed(problems),
         asked=asked,
@@ -169,7 +172,7 @@ def _exported(root: Path) -> Deployed:
         counts = _statuses(sidecar)
         if counts:
             tuned[below.as_posix()] = counts
-            problems[key_of(path.name)] = sidecar.get("problem")
+            problems[name_of(path.name)] = sidecar.get("problem")
             for name, value in _environments(sidecar):
                 made_for.setdefault(name, set()).add(value)
         else:
@@ -182,9 +185,9 @@ def _exported(root: Path) -> Deployed:
 def _parsed(specs: Mapping[str, Any]) -> dict[str, Problem]:
     """The problems of files; one that this version does not know is left out."""
     found = {}
-    for key, spec in specs.items():
+    for name, spec in specs.items():
         with contextlib.suppress(BadProblem):
-            found[key] = parse_problem(str(spec))
+            found[name] = parse_problem(str(spec))
     return found
 
 

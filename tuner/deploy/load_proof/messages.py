@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from tuner.deploy.load_proof.deployed import key_of
+from tuner.deploy.load_proof.deployed import name_of
 from tuner.deploy.load_proof.proof import (
     ATTENTION,
     DENSE_GEMM,
-    EVERY_KEY,
+    EVERY_FILE,
     FUSED_MOE,
     FileLoad,
     Hook,
@@ -123,18 +123,18 @@ def _patterns() -> tuple[tuple[_Message, re.Pattern[str]], ...]:
 def _of_several(match: re.Match[str]) -> bool:
     """Whether a path goes beyond its message, into the line of another one."""
     found = (match.groupdict().get(name) or "" for name in ("wanted", "used"))
-    keys = (key_of(path) for text in found for path in _PATH.findall(text))
-    return any(" " in key.replace(", ", ",") for key in keys)
+    names = (name_of(path) for text in found for path in _PATH.findall(text))
+    return any(" " in name.replace(", ", ",") for name in names)
 
 
 def _load(message: _Message, match: re.Match[str], text: str, where: str) -> FileLoad:
     found = match.groupdict()
     used = found.get("used") or ""
     wanted = tuple(_PATH.findall(found.get("wanted") or used))
-    key = key_of((wanted or ("",))[0]) or EVERY_KEY
+    name = name_of((wanted or ("",))[0]) or EVERY_FILE
     triton = found.get("triton") or triton_of(used)
     return FileLoad(
-        message.family, key, message.outcome, wanted, used, triton, rank_of(text), (where,)
+        message.family, name, message.outcome, wanted, used, triton, rank_of(text), (where,)
     )
 
 
@@ -230,16 +230,16 @@ class _Source:
     where: str
 
     def load(
-        self, outcome: LoadOutcome, *, path: str = "", key: str = "", reason: str = ""
+        self, outcome: LoadOutcome, *, path: str = "", name: str = "", reason: str = ""
     ) -> FileLoad:
         used = path if outcome is LoadOutcome.LOADED else ""
         wanted = (path,) if path else ()
-        key = key or key_of(path) or EVERY_KEY
+        name = name or name_of(path) or EVERY_FILE
         families = _FAMILIES[self.word]
-        named = [name for name in families if name == key.partition(",")[0]]
+        named = [family for family in families if family == name.partition(",")[0]]
         return FileLoad(
             " and ".join(named or families),
-            *(key, outcome, wanted, used, triton_of(used), self.ranks, (self.where,), reason),
+            *(name, outcome, wanted, used, triton_of(used), self.ranks, (self.where,), reason),
             by_plugin=True,
         )
 
@@ -264,7 +264,7 @@ def _trouble(text: str, source: _Source) -> FileLoad | None:
     if refused := _REFUSED.fullmatch(text):  # not part of the line that lists the used files
         return source.load(LoadOutcome.MALFORMED, path=refused["path"], reason=refused["why"])
     if failed := _NO_LAUNCH.fullmatch(text):
-        return source.load(LoadOutcome.FAILED, key=failed["kernel"], reason=failed["why"])
+        return source.load(LoadOutcome.FAILED, name=failed["kernel"], reason=failed["why"])
     if text == "nothing is applied":
         return source.load(LoadOutcome.FAILED, reason=text)
     return None

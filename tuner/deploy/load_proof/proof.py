@@ -74,12 +74,12 @@ def _same(name: str, said: str, made_for: str) -> bool:
     return said.partition("+")[0] == made_for.partition("+")[0]
 
 
-EVERY_KEY = "every key"
+EVERY_FILE = "every file"
 FUSED_MOE, DENSE_GEMM, ATTENTION = "fused_moe", "dense_gemm", "attention"
 
 
 class LoadOutcome(str, Enum):
-    """Where the configurations of a key came from, best first."""
+    """Where the configurations of a file came from, best first."""
 
     LOADED = "loaded"  # the wanted file
     FALLBACK = "fallback"  # the file of another Triton version
@@ -101,7 +101,7 @@ class FileLoad:
     """The outcome for one config file, in the processes that logged it."""
 
     family: str  # a registered one's name; "A and B" where a line is for either
-    key: str  # the file's name without .json, e.g. E=256,N=64,device_name=NVIDIA_L40S,...
+    name: str  # the file's name without .json, e.g. E=256,N=64,device_name=NVIDIA_L40S,...
     outcome: LoadOutcome
     wanted: tuple[str, ...]  # paths looked at
     used: str  # path read, or empty
@@ -149,7 +149,7 @@ class LoadProof:
     @cached_property
     def asked(self) -> Asked:
         """The tuned files by whether the server asks for them."""
-        return asked_of(self.deployed, self.facts, {load.key for load in self.loads})
+        return asked_of(self.deployed, self.facts, {load.name for load in self.loads})
 
     @property
     def ok(self) -> bool:
@@ -171,8 +171,8 @@ class LoadProof:
         for load in self.loads:
             # The plugin looks at a file of this name for each version of Triton.
             path = load.wanted if load.by_plugin else ()
-            outcomes.setdefault((load.key, load.family, *path), set()).add(load.outcome)
-        found += [f"{key}: ranks disagree" for (key, *_), o in outcomes.items() if len(o) > 1]
+            outcomes.setdefault((load.name, load.family, *path), set()).add(load.outcome)
+        found += [f"{name}: ranks disagree" for (name, *_), o in outcomes.items() if len(o) > 1]
         found += [f"{where}: a message about a config file is cut" for where in self.cut]
         found += unseen(self._ranks(), self.deployed)
         return [*found, *_untuned(self), *self.unknown(), *_launch(self)]
@@ -182,29 +182,29 @@ class LoadProof:
         found: dict[str, set[int]] = {}
         for load in self.loads:
             if load.outcome is LoadOutcome.LOADED and load.origin == FileOrigin.TUNED.value:
-                found.setdefault(load.key, set()).update(numbers_of(load.ranks, self.deployed))
+                found.setdefault(load.name, set()).update(numbers_of(load.ranks, self.deployed))
         return found
 
     def unknown(self) -> list[str]:
         """One line for each problem that only says what the log does not tell."""
-        asked, named = self.asked, {load.key for load in self.loads}
-        rest = self.deployed.keys - asked.yes - asked.no - named if self.loads or self.cut else ()
+        asked, named = self.asked, {load.name for load in self.loads}
+        rest = self.deployed.names - asked.yes - asked.no - named if self.loads or self.cut else ()
         return [
             *(
-                f"{load.key}: whether it was tuned is not known: give the bundle before the log"
+                f"{load.name}: whether it was tuned is not known: give the bundle before the log"
                 for load in self.loads
                 if load.outcome is LoadOutcome.LOADED and load.origin == FileOrigin.UNKNOWN.value
             ),
             *(
-                f"{key}: whether this server asks for it is not known: {asked.why}"
-                for key in sorted(rest)
+                f"{name}: whether this server asks for it is not known: {asked.why}"
+                for name in sorted(rest)
             ),
         ]
 
     def notes(self) -> list[str]:
         """One line for each kernel that runs without a tuned file, and was not to have one."""
         found = [
-            f"{load.key}: no tuned file; the engine's own runs"
+            f"{load.name}: no tuned file; the engine's own runs"
             for load in self.loads
             if self._spare(load)
         ]
@@ -215,13 +215,13 @@ class LoadProof:
 
     def steps(self) -> list[str]:
         """What to do about files that were never made; a command begins with "$ "."""
-        made = self.deployed.keys
+        made = self.deployed.names
         lines = [
             line
             for load in self.loads
             if load.outcome is LoadOutcome.DEFAULT and not load.by_plugin
             for line in load.lines
-            if load.key not in made
+            if load.name not in made
         ]
         names = {line.rpartition(":")[0] for line in lines}
         logs = (log for log in self.logs if log.name in names)
@@ -230,7 +230,7 @@ class LoadProof:
     def _without_decode(self) -> bool:
         """Whether attention has tuned files, and decode has none."""
         used = [x for x in self.loads if x.family == ATTENTION and x.outcome is LoadOutcome.LOADED]
-        return bool(used) and not any(load.key.startswith("decode") for load in used)
+        return bool(used) and not any(load.name.startswith("decode") for load in used)
 
     def _spare(self, load: FileLoad) -> bool:
         """Whether a file is missing that was never made: of a dense GEMM, or of MoE layers where
@@ -241,12 +241,12 @@ class LoadProof:
         """
         if load.outcome not in _WITHOUT or load.by_plugin:
             return False
-        made = self.deployed.keys - self.asked.no
+        made = self.deployed.names - self.asked.no
         if load.family != DENSE_GEMM:
-            return bool(made) and not any(key.startswith("E=") for key in made)
+            return bool(made) and not any(name.startswith("E=") for name in made)
         if not self.deployed.known:
             return any("/vllm/" in path.replace("\\", "/") for path in load.wanted)
-        return load.key not in made
+        return load.name not in made
 
     def as_dict(self) -> dict[str, Any]:
         """Values for JSON."""
@@ -271,7 +271,7 @@ def merged(loads: Iterable[FileLoad]) -> tuple[FileLoad, ...]:
     """Merge messages about the same file and outcome; keep all their ranks and lines."""
     found: dict[tuple[str, ...], FileLoad] = {}
     for new in loads:
-        identity = new.family, new.key, new.outcome.value, new.used, new.reason, str(new.by_plugin)
+        identity = new.family, new.name, new.outcome.value, new.used, new.reason, str(new.by_plugin)
         old = found.get(identity)
         found[identity] = _both(old, new) if old else new
     return tuple(found.values())
@@ -284,7 +284,7 @@ def _both(old: FileLoad, new: FileLoad) -> FileLoad:
 
 
 def _trouble(load: FileLoad) -> str:
-    name = f"{load.family}: {load.key}" if load.by_plugin else load.key
+    name = f"{load.family}: {load.name}" if load.by_plugin else load.name
     return ": ".join(text for text in (name, load.outcome.value, load.reason) if text)
 
 
@@ -293,7 +293,7 @@ def _unserved(loads: Iterable[FileLoad]) -> Iterator[str]:
     served: dict[str, list[FileLoad]] = {}
     for load in loads:
         if load.family == ATTENTION and load.outcome in _GOOD:
-            served.setdefault(load.key.partition(",")[0], []).append(load)
+            served.setdefault(load.name.partition(",")[0], []).append(load)
     for phase, some in served.items():
         if all(load.outcome is LoadOutcome.REFUSED for load in some):
             reasons = dict.fromkeys(load.reason for load in some)
@@ -309,15 +309,15 @@ def _untuned(proof: LoadProof) -> Iterator[str]:
     if not proof.loads and not proof.cut:
         yield "no line names a config file: the kernel was not reached, or INFO is not logged"
         return
-    deployed, asked, keys = proof.deployed, proof.asked, proof.deployed.keys
+    deployed, asked, names = proof.deployed, proof.asked, proof.deployed.names
     for load in proof.loads:
         shipped = load.outcome is LoadOutcome.LOADED and load.origin == FileOrigin.SHIPPED.value
-        if shipped and (load.key in keys or not deployed.known):
-            yield f"{load.key}: the engine's own file was loaded, not a tuned one"
-    silent = keys - {load.key for load in proof.loads}
-    for key in sorted(silent & asked.yes):
-        yield f"{key}: in the bundle, but no line says that it was loaded"
-    if keys and keys == silent & asked.no:
+        if shipped and (load.name in names or not deployed.known):
+            yield f"{load.name}: the engine's own file was loaded, not a tuned one"
+    silent = names - {load.name for load in proof.loads}
+    for name in sorted(silent & asked.yes):
+        yield f"{name}: in the bundle, but no line says that it was loaded"
+    if names and names == silent & asked.no:
         yield "the bundle has no tuned file that this server asks for"
 
 

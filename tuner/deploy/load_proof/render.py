@@ -21,7 +21,7 @@ def render_proof(proof: LoadProof) -> str:
         state = load.origin if known else load.outcome.value
         if known and proof.deployed.own and load.origin == FileOrigin.TUNED.value:
             state = "exported"
-        lines.append(f"{state:15} {load.family:11} {load.key}")
+        lines.append(f"{state:15} {load.family:11} {load.name}")
         lines += [f"{'':16}{text}" for text in _details(load)]
     for override in proof.overrides:
         lines.append(

@@ -28,7 +28,7 @@ _SPREAD = re.compile(
 # Where an engine logs the arguments that it was started with, without blanks.
 _ARGUMENTS = (b"ServerArgs(", b"args:{", b"args:Namespace(", b"withconfig:model=")
 # In what logs write before a message: [2025-05-13 23:29:46 DP4 TP4], (Worker_TP0 pid=1).
-_RANK = re.compile(rb"(?:\d |[_ ]DP\d+_| DP\d+ |Worker[_ ])TP(\d{1,3})\b")
+_RANK = re.compile(rb"(?:\d |[_ ][DP]P\d+_| [DP]P\d+ |Worker[_ ])TP(\d{1,3})\b")
 # A shell's variable that is set in a line of its own, as scripts of launch commands do.
 _SET = re.compile(rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=[\"']?([^\s\"'$`;#]+)", re.MULTILINE)
 _USED = re.compile(r"\$\{?(\w+)(?::?-([^}]*))?\}?")

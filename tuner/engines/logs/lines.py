@@ -36,7 +36,8 @@ BEGINS = re.compile(
     r"\s*(?:\[?\d{4}[-/]\d\d|\(\w+|\[rank|\[TP|INFO\b|WARNING\b|ERROR\b|Traceback|File \")"
 )
 _RANK = re.compile(
-    r"\[[^\]]*\b((?:DP\d+ )?TP\d+(?: EP\d+)?)\]|\((\w*Worker\w*(?: \w+)? pid=\d+[^)]*)\)"
+    r"\[[^\]]*?\b((?:DP\d+ )?(?:PP\d+ )?TP\d+(?: EP\d+)?)\]"
+    r"|\((\w*Worker\w*(?: \w+)? pid=\d+[^)]*)\)"
 )
 
 
