@@ -24,8 +24,8 @@ WAKE = "tuner.wake"
 NIGHTLY = "tuner.nightly"
 CONTROL_QUEUE = "control"  # of the nightly task: any worker takes it
 
-# Redis delivers an unacknowledged message again after this: its worker was killed. That is harmless,
-# because a message only makes a worker look at the database.
+# Redis delivers an unacknowledged message again after this: its worker was killed. That does no
+# harm, because a message only makes a worker look at the database.
 VISIBILITY_S = 600
 CONNECT_S = 2  # a submission must not hang on a broker that cannot be reached
 ANSWER_S = 2  # a reconciler must not hang on a broker that does not answer
