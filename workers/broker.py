@@ -24,8 +24,8 @@ WAKE = "tuner.wake"
 NIGHTLY = "tuner.nightly"
 CONTROL_QUEUE = "control"  # of the nightly task: any worker takes it
 
-# Redis delivers an unacknowledged message again after this: its worker was killed, or has a long
-# job. Both are harmless, because a message only makes a worker look at the database.
+# Redis delivers an unacknowledged message again after this: its worker was killed. That does no
+# harm, because a message only makes a worker look at the database.
 VISIBILITY_S = 600
 CONNECT_S = 2  # a submission must not hang on a broker that cannot be reached
 ANSWER_S = 2  # a reconciler must not hang on a broker that does not answer
@@ -57,7 +57,7 @@ def make_app(settings: Settings) -> Celery:
         task_reject_on_worker_lost=False,
         worker_prefetch_multiplier=1,
         worker_concurrency=1,
-        worker_pool="threads",  # a task only waits for a child process; see Worker
+        worker_pool="threads",  # a task only wakes a thread, or does the night
         worker_soft_shutdown_timeout=SHUTDOWN_S,
         worker_cancel_long_running_tasks_on_connection_loss=False,
         worker_send_task_events=False,

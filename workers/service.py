@@ -183,7 +183,7 @@ class Service:
 
     def _look(self) -> None:
         self._woken.clear()
-        self.worker.drain(wait=False)
+        self.worker.drain()
 
     def _reconcile(self) -> None:
         self._reconciler.round()

@@ -178,15 +178,10 @@ class Worker:
         self._stopping = threading.Event()
         self._backoff_s = BACKOFF_S
 
-    def drain(self, *, wait: bool = True) -> int:
-        """Do jobs until no more can be claimed. Returns their number.
-
-        Without `wait`, do nothing while another thread is doing jobs.
-        """
-        if not self._turn.acquire(blocking=wait):
-            return 0
+    def drain(self) -> int:
+        """Do jobs until no more can be claimed. Returns their number."""
         done = 0
-        try:
+        with self._turn:
             while not self._stopping.is_set():
                 info = self._registration.info
                 lease = self._leases.claim(info.filters(), info.id, info.preferred())
@@ -194,8 +189,6 @@ class Worker:
                     break
                 self._back_off(self._do(lease))
                 done += 1
-        finally:
-            self._turn.release()
         return done
 
     def ask_to_stop(self) -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from api_server import JOB, Server, serving
@@ -17,6 +19,7 @@ from tuner.jobs.workers import ALIVE, FORGET_AFTER, WorkerInfo, WorkerState
 from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
 from tuner.store.workers import WorkerStore
+from workers.fleet import RESTART_S, Member
 from workers.settings import Settings
 
 L40S = WorkerInfo(
@@ -136,6 +139,26 @@ class TestRows:
         clock.advance(ALIVE)
         with pytest.raises(BadInput):
             workers.drain("gpu-0@a")
+
+
+def test_a_process_that_dies_at_once_is_started_more_and_more_rarely(monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr("workers.fleet.time", SimpleNamespace(monotonic=lambda: now))
+    member = Member(0, None, None, {})
+    member._command = ["false"]
+    starts = []
+    for _ in range(1200):
+        before = member.starts
+        member.keep_alive()
+        member.wait()
+        starts += [now] * (member.starts - before)
+        now += 0.5
+    pauses = [later - earlier for earlier, later in pairwise(starts)]
+    assert pauses[:6] == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0]
+    assert set(pauses[6:]) == {60.0}
+    now += 600.0  # it lived for long
+    member.keep_alive()
+    assert member._pause_s == RESTART_S
 
 
 class TestOverHttp:

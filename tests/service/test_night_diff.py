@@ -26,7 +26,7 @@ from tuner.problems.results import (
 )
 from tuner.store.database import Database
 from tuner.store.leases import Leases
-from tuner.store.nights import diff_nights
+from tuner.store.night_diff import diff_nights
 from workers.nightly import SCHEDULE, run_nightly
 from workers.settings import Settings
 from workers.watches import Watch

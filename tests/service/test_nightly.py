@@ -39,6 +39,7 @@ from tuner.store.leases import Leases
 from tuner.store.lookups import Lookups
 from tuner.store.nights import GIVEN_UP, NightStore
 from tuner.store.results import ResultStore
+from tuner.store.tables import nightly_runs
 from tuner.store.tables import problems as table
 from tuner.store.workers import WorkerStore
 from workers.coverage import (
@@ -473,6 +474,13 @@ class TestRound:
         with ThreadPoolExecutor(3) as pool:
             forced = lambda _: NightStore(store).begin(SCHEDULE, DAY, again=True)  # noqa: E731
             assert sorted(map(bool, pool.map(forced, range(3)))) == [False, False, True]
+
+    def test_a_night_of_an_earlier_release_was_done(self, settings, store):
+        assert NightStore(store).begin(SCHEDULE, DAY)
+        with store.write() as connection:
+            done = {"summary": {"watched": 2, "submitted": []}, "finished_at": utc_now()}
+            connection.execute(update(nightly_runs).values(**done))
+        assert "it was done at" in run_nightly(settings, today=DAY)["skipped"]
 
     @both_databases
     def test_two_rounds_at_once_both_stay_in_the_record(self, store):

@@ -15,10 +15,11 @@ from tuner.problems.results import Compiled, Entry, RunKey, Status, Totals
 from tuner.store.database import Database
 from tuner.store.jobs import JobStore
 from tuner.store.nights import NightStore
-from tuner.store.prune import Pruned, Pruning
+from tuner.store.prune import Pruning
 from tuner.store.results import ResultStore
 from tuner.store.tables import job_events, runs, trials
 
+NOTHING = dict.fromkeys(("jobs", "runs", "trials", "nights"), 0)
 AGE = timedelta(days=180)
 ANY = [JobFilter(needs_gpu=False)]
 ENTRY = Entry(POINTS[0], Config({}), Status.OK, 9.0, Compiled(Status.OK), {}, "")
@@ -67,7 +68,7 @@ def test_what_is_old_and_nobody_needs_goes(store, jobs, leases, clock):
     nights.finish("nightly", day, nights.begin("nightly", day), {})
 
     gone = Pruning(store, clock).prune(AGE)
-    assert gone == Pruned(jobs=1, runs=8, trials=7 * len(batch(0)), nights=1)
+    assert gone == {"jobs": 1, "runs": 8, "trials": 7 * len(batch(0)), "nights": 1}
     with store.read() as connection:
         left = set(connection.execute(select(runs.c.id)).scalars())
     assert left == {recent, current}
@@ -76,7 +77,7 @@ def test_what_is_old_and_nobody_needs_goes(store, jobs, leases, clock):
     assert [night.date for night in nights.nights()] == [day]
     assert count(store, job_events) == 1
     assert len(results.winners_of(current)) == 1
-    assert Pruning(store, clock).prune(AGE) == Pruned(0, 0, 0, 0)
+    assert Pruning(store, clock).prune(AGE) == NOTHING
 
 
 @both_databases
@@ -87,7 +88,7 @@ def test_the_runs_of_winners_and_of_jobs_stay_however_old(store, jobs, leases, c
     lease = leases.claim(ANY, "worker")
     running = leases.store(lease).begin_run(key(100))
     clock.advance(10 * AGE)
-    assert Pruning(store, clock).prune(AGE) == Pruned(0, 0, 0, 0)
+    assert Pruning(store, clock).prune(AGE) == NOTHING
     assert count(store, trials) == len(results.trials(results.begin_run(key(0)))) > 0
     leases.store(lease).finish_run(running, [], Totals())
     assert jobs.get(lease.job_id).state is JobState.DONE

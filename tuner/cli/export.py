@@ -32,7 +32,7 @@ from tuner.problems.registry import parse_problem
 
 if TYPE_CHECKING:
     from tuner.export.diff import ExportDiff
-    from tuner.store.nights import NightDiff
+    from tuner.store.night_diff import NightDiff
 
 
 _NIGHT = re.compile(r"\d{4}-\d\d-\d\d")
@@ -144,7 +144,7 @@ def diff(
 
 def _diff_nights(old: str, new: str) -> NightDiff:
     refuse_foreign("workers")
-    from tuner.store.nights import diff_nights
+    from tuner.store.night_diff import diff_nights
     from workers.nightly import SCHEDULE
 
     try:

@@ -78,7 +78,6 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Delete old jobs, nights, and runs with their trials. What results need stays."""
-    from dataclasses import asdict
     from datetime import timedelta
 
     refuse_foreign("workers")
@@ -86,7 +85,7 @@ def prune(
     from workers.settings import read_settings
 
     with Pruning.open(read_settings().database_url) as store:
-        gone = asdict(store.prune(timedelta(days=days)))
+        gone = store.prune(timedelta(days=days))
     show(as_json, lambda: gone, lambda: "deleted " + ", ".join(f"{n} {k}" for k, n in gone.items()))
 
 

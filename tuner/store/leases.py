@@ -100,16 +100,22 @@ def _clients_in_turn(connection: Connection, wanted: JobFilter, now: datetime) -
     all clients with urgent ones.
     """
     clients = _queued_clients(wanted.needs_gpu)
-    first = candidates(wanted, now, jobs.c.client == clients.c.client).correlate(clients)
-    of_first = (first.with_only_columns(one) for one in (jobs.c.priority, jobs.c.available_at))
-    priority, since = (one.scalar_subquery() for one in of_first)
+    first = (
+        candidates(wanted, now, jobs.c.client == clients.c.client)
+        .with_only_columns(jobs.c.id)
+        .correlate(clients)
+        .scalar_subquery()
+    )
+    job = jobs.alias()
     query = (
-        select(clients.c.client, priority.label("priority"), since.label("since"))
+        select(clients.c.client, job.c.priority, job.c.available_at.label("since"))
         .add_columns(func.coalesce(client_turns.c.turn, 0).label("turn"))
+        .select_from(clients)
+        .join(job, job.c.id == first)
         .outerjoin(client_turns, client_turns.c.client == clients.c.client)
         .where(clients.c.client.is_not(None))
     )
-    found: list[Any] = [row for row in connection.execute(query).all() if row.priority is not None]
+    found: list[Any] = list(connection.execute(query).all())
     in_turn = sorted(found, key=lambda row: (row.turn, row.client))
     urgent = [row.client for row in in_turn if row.priority == Priority.URGENT]
     others = [row.client for row in in_turn if row.priority != Priority.URGENT]
