@@ -194,21 +194,20 @@ def _plan(
     gain, status = (None, None) if stale else _known_gain(entries)
     shelf = any(one.from_shelf for one in served if one.status is Status.OK)
     file, tuned_on = _file(problem, engine, device, entries)
-    raced = _raced(problem, device, runs)
-    if raced and gain is None and raced.engine == f"{engine.name}=={engine.version}":
-        gain, shelf = raced.problems.get(problem.spec()), True
-        status = Status.OK if gain else None
+    raced = _raced(problem, device, runs) if gain is None else None
+    if raced and raced.engine == f"{engine.name}=={engine.version}":
+        gain = raced.problems.get(problem.spec())
     return ProblemPlan(
         problem=problem,
         runs=runs,
         reads=_reads(runs),
         file=FoundFile.SHELF if shelf and file is FoundFile.STORED else file,
         gain=gain,
-        gain_status=status,
+        gain_status=Status.OK if raced and gain else status,
         gpu_s=None,
         stale=stale,
         tuned_on=tuned_on,
-        from_shelf=shelf and gain is not None,
+        from_shelf=gain is not None and (shelf or raced is not None),
         leave=raced.words if raced else "",
     )
 

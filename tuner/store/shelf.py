@@ -48,7 +48,8 @@ def winners_for(
     """
     found = _results([device], [f"{engine}-{version}-triton"])
     wanted = [one for one in found if problem in (None, one.key.problem)]
-    kernels = {family: _kernels_here(engine, version, family) for family in map(_family, wanted)}
+    families = set(map(_family, wanted))
+    kernels = {family: _kernels_here(engine, version, family) for family in families}
     served = (one for one in wanted if _kernels(one.key.environment) == kernels[_family(one)])
     return [winner for one in served for winner in one.winners()]
 
