@@ -9,10 +9,21 @@ import pytest
 from cases import ROOT
 from commands import run
 
+from tuner.families.dense_gemm.problem import DensePart
 from tuner.files import shipped_toml
-from tuner.problems.points import Config
-from tuner.problems.results import Status
+from tuner.problems.points import Config, Point
+from tuner.problems.registry import parse_problem
+from tuner.problems.results import (
+    Compiled,
+    Entry,
+    Incumbent,
+    MeasureKind,
+    RunKey,
+    Status,
+    Totals,
+)
 from tuner.store.result_files import read_results, write_results
+from tuner.store.results import ResultStore
 from tuner.store.shelf import SHIPPED
 
 NAME = "NVIDIA_H200/sglang-0.5.16-triton-3.6.0.jsonl.gz"
@@ -71,6 +82,26 @@ def test_a_plan_says_which_library_is_faster(env, release):
     assert by_kind["fused_moe"]["leave"] is None
     gain = found["block_gemm:N=2112,K=7168,dtype=fp8_w8a8,block=128x128"]["gain"]
     assert gain == (0.562 if release == "0.5.16" else None)
+
+
+@pytest.mark.parametrize("timed", [True, False], ids=["with a time", "without"])
+def test_own_results_count_before_what_is_known_of_the_kind(env, timed):
+    """A file of the store stays one, whether or not the library was measured beside it."""
+    spec = "block_gemm:N=2112,K=7168,dtype=fp8_w8a8,block=128x128"
+    point, config = Point(16, DensePart.DENSE), Config({"BLOCK_SIZE_M": 16})
+    library = Incumbent(Config({}), Status.OK, 18.0 if timed else None, backend="deep_gemm")
+    own = {"default": Incumbent(config, Status.OK, 9.0), "deep_gemm": library}
+    entry = Entry(point, config, Status.OK, 9.0, Compiled(Status.OK), own, "", "deep_gemm")
+    place = replace(on_shelf(SMALL).key.environment, device="NVIDIA_H100_80GB_HBM3")
+    key = RunKey(parse_problem(spec), place, MeasureKind.GPU, "quick", 0, (point,), "")
+    with ResultStore.open(env["TUNER_DATABASE_URL"]) as store:
+        store.finish_run(store.begin_run(key), [entry], Totals())
+    words = ("deepseek-r1", "--tp", "8", "--engine", "sglang==0.5.16")
+    found = plan_of(env, *words, device="H100")[spec]
+    if timed:
+        told = (found["gain"], found["from_shelf"], found["leave"])
+        assert told == (2.0, False, None)
+    assert found["file"] == "stored"
 
 
 def test_the_libraries_gains_are_those_that_were_measured():

@@ -130,14 +130,9 @@ def _taken(
     from tuner.tuning.run import execute, open_source
 
     problem, place = result.key.problem, result.key.environment
-    mine = store.winners(
-        device=place.device,
-        engine=place.engine,
-        engine_version=place.engine_version,
-        triton=place.triton,
-        problem=problem,
-    )
-    if any(winner.status is Status.OK for winner in mine):
+    mine = store.winners_at(problem, place.device, place.engine)
+    known = {one.environment.kernel_hash for one in mine if one.status is Status.OK}
+    if place.kernel_hash in known:
         return "left out: the store has measured entries of its own"
     if not _is_here(prepared.request.device):
         return f"{store.add(result)} entries stored, which were not measured here"

@@ -242,19 +242,18 @@ def _plan(
     gain, status = (None, None) if stale else _known_gain(entries)
     shelf = any(winner.from_shelf for winner in served if winner.status is Status.OK)
     file, tuned_on = _file(one.problem, engine, device, entries)
-    raced = _raced(one.problem, device, one.runs)
-    if raced and gain is None and raced.engine == "==".join(place):
-        gain, shelf = raced.problems.get(one.problem.spec()), True
-        status = Status.OK if gain else None
+    raced = _raced(one.problem, device, one.runs) if gain is None else None
+    if raced and raced.engine == "==".join(place):
+        gain = raced.problems.get(one.problem.spec())
     return ProblemPlan(
         **vars(one),
         file=FoundFile.SHELF if shelf and file is FoundFile.STORED else file,
         gain=gain,
-        gain_status=status,
+        gain_status=Status.OK if raced and gain else status,
         gpu_s=gpu_s,
         stale=stale,
         tuned_on=tuned_on,
-        from_shelf=shelf and gain is not None,
+        from_shelf=gain is not None and (shelf or raced is not None),
         leave=raced.words if raced else "",
     )
 

@@ -157,8 +157,7 @@ class ResultStore(Queries):
         conditions = [field == value for field, value in wanted.items() if value is not None]
         found = self._winners(*conditions)
         if self.shelf and engine_version:
-            others = winners_for(device, engine, engine_version)
-            found = _with_shelf(found, [w for w in others if problem in (None, w.problem)])
+            found = _with_shelf(found, winners_for(device, engine, engine_version, problem))
         return beside_predictions(current_winners(found), found)
 
     def winners_state(self, *, device: str, engine: str, engine_version: str) -> str:
