@@ -214,7 +214,7 @@ def plan_model(
         file, tuned_on = _file(problem, engine, device, entries)
         seconds = gpu_seconds(problem)
         known = (file, gain, status, seconds, stale, tuned_on)
-        found.append(ProblemPlan(*vars(one).values(), *known))
+        found.append(ProblemPlan(problem, one.runs, one.reads, one.left_out, *known))
     return ModelPlan(device, found)
 
 

@@ -32,11 +32,15 @@ def stored_plan(
 
     Raises UnusableStore, and BadInput if `selection_of` does.
     """
-    place = {"engine": engine.name, "engine_version": engine.version or None}
     winners = [
         winner
         for problem in problems
-        for winner in results.winners(device=device.name, problem=problem, **place)
+        for winner in results.winners(
+            device=device.name,
+            engine=engine.name,
+            engine_version=engine.version or None,
+            problem=problem,
+        )
     ]
 
     def seconds(problem: Problem) -> float | None:
