@@ -311,7 +311,11 @@ class WatchedOut(BaseModel):
     device: str
     engine: str
     measure: str
-    standing: str = Field(description="tuned, stale, missing, or error: no job can be made of it.")
+    family: str = Field(description="Like fused_moe; empty where no problem is named.")
+    standing: str = Field(
+        description="tuned, stale, missing; left_out: of a model, as servers read no file for it; "
+        "or error: no job can be made of it."
+    )
     why: str
     tuned_at: datetime | None
     watch_id: int | None = Field(description="Of the watch; null for one of a nightly.toml.")

@@ -38,11 +38,13 @@ from api.routes.service import (
 from api.state import ApiDep
 from tuner.errors import BadInput
 from tuner.problems.dtypes import Dtype
+from tuner.problems.registry import families
+from tuner.targets import ALL
 from workers.nightly import seen_now
 
 router = APIRouter(include_in_schema=False)
 
-_LISTS = ("models", "devices", "tp", "dtypes")
+_LISTS = ("models", "devices", "tp", "dtypes", "families")
 
 
 @router.get("/workers")
@@ -163,9 +165,7 @@ def add(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
         said = refused_in(error, "models")
     else:
         return go(request, "watches")
-    return _watches(
-        request, WatchedPage(limit=20, model=None, family=None), caller, api, form, said
-    )
+    return _watches(request, WatchedPage.model_validate({}), caller, api, form, said)
 
 
 @router.post("/watches/{watch_id}/remove")
@@ -207,6 +207,7 @@ def _watches(
         devices=list_devices(caller)["devices"],
         models=list_models(caller)["models"],
         dtypes=[one.value for one in Dtype],
+        families=[one.name for one in families()],
     )
 
 
@@ -217,6 +218,8 @@ def _body_of(form: Mapping[str, str]) -> dict[str, Any]:
             # A problem's text has commas, so models stand on lines.
             parts = re.split(r"[\r\n]+" if name == "models" else r"[\s,]+", form[name])
             body[name] = [part.strip() for part in parts if part.strip()]
+    if body.get("families") == [ALL]:
+        body["families"] = ALL
     if "tp" in body:
         body["tp"] = [int(one) if one.isascii() and one.isdigit() else one for one in body["tp"]]
     return body

@@ -246,7 +246,10 @@ def _plan(
     if raced and raced.engine == "==".join(place):
         gain = raced.problems.get(one.problem.spec())
     return ProblemPlan(
-        **vars(one),
+        one.problem,
+        one.runs,
+        one.reads,
+        one.left_out,
         file=FoundFile.SHELF if shelf and file is FoundFile.STORED else file,
         gain=gain,
         gain_status=Status.OK if raced and gain else status,
