@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from cases import resolve
+from checkpoints import config_json
 from engine_sizes import engine_sizes
 from tiers import only
 
@@ -314,17 +315,13 @@ def test_ling_3(version, ep, width, experts):
 )
 def test_a_class_that_a_release_lacks_is_told(engine, version, architecture, named):
     assert names_model(engine, version, architecture) is named
-    config = {"architectures": [architecture], "hidden_size": 2048, "num_experts": 128}
-    config |= {"moe_intermediate_size": 768, "num_experts_per_tok": 8}
     serving = Serving(engine=engine, engine_version=version)
-    notes = resolve_all(json.dumps(config).encode(), serving)[0].notes
+    notes = resolve_all(config_json(architectures=[architecture]), serving)[0].notes
     assert any(f"{engine} {version} has no class {architecture}" in one for one in notes) != named
 
 
 def test_layers_that_an_engine_does_not_tune_need_not_be_known():
-    config = {"architectures": ["AfmoeForCausalLM"], "hidden_size": 2048, "num_experts": 128}
-    config |= {"moe_intermediate_size": 1024, "num_experts_per_tok": 8}
-    data = json.dumps(config).encode()
+    data = config_json(architectures=["AfmoeForCausalLM"], moe_intermediate_size=1024)
     for engine, told in (("sglang", True), ("vllm", False)):
         notes = " ".join(resolve_all(data, Serving(engine=engine))[0].notes)
         assert ("quantised dense GEMMs" in notes) == told

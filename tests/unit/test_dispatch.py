@@ -6,6 +6,7 @@ from dataclasses import fields
 from itertools import product
 
 import pytest
+from checkpoints import config_json
 from tiers import only
 
 from tuner.devices.table import find_device
@@ -109,6 +110,7 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
         ("sglang 0.5.16", "L40S", qwen, weights(8, "int"), 384, ["Triton"], {}),
         ("sglang 0.5.23", "H100", qwen, {"quant_method": "w8a8_int8"}, 384, ["Triton"], {}),
         ("sglang 0.5.16", "H100", qwen, int4, 384, ["Marlin"], runner),
+        ("sglang 0.5.23", "H100", qwen, int4, 384, ["Marlin"], runner),
         ("sglang 0.5.23", "H100", qwen, asymmetric, 384, ["Marlin"], {}),
         ("sglang 0.5.23", "B200", qwen, int4, 384, ["Triton"], {}),
         ("sglang 0.5.23", "B200", qwen, asymmetric, 384, ["Marlin"], {}),
@@ -131,15 +133,9 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
         ("vllm 0.33.0", "L40S", qwen, weights(8, "int"), 384, ["Triton's kernel for int8"], {}),
     ):
         with subtests.test(release=release, device=device, stored=stored, columns=columns):
-            config = {
-                "architectures": [architecture],
-                "hidden_size": 2048,
-                "num_experts": 128,
-                "moe_intermediate_size": columns,
-                "num_experts_per_tok": 8,
-                "quantization_config": stored,
-            }
-            data, (engine, version) = json.dumps(config).encode(), release.split()
+            architectures = [architecture]
+            data = config_json(stored, architectures=architectures, moe_intermediate_size=columns)
+            engine, version = release.split()
             serving = Serving(engine=engine, engine_version=version)
             (problem,) = problems(find_model(data), serving).problems
             flags = of_model({}, data)
