@@ -468,15 +468,8 @@ def test_vllm_answers_as_far_as_it_was_read():
         runs = what_runs("vllm", "0.33.0", problem_of(problem), find_device(card), flags or {})
         return runs.kernels[0].name if runs else None
 
-    assert vllm("H200", MOE_FP8) == "Triton"
-    assert vllm("H200", MOE_FP8, {"--enable-expert-parallel": "1"}) == "FlashInfer (CUTLASS)"
     assert vllm("H200", MOE_FP8, {"--moe-backend": "deep_gemm"}) == "DeepGEMM"
-    assert vllm("B200", MOE_FP8) == "FlashInfer (TRT-LLM)"
     assert vllm("B200", MOE_FP8, {"--moe-backend": "triton"}) == "Triton"
-    assert vllm("L40S", MOE_FP8) == "Triton"
-    assert vllm("A100", MOE_FP8) == "Marlin"
-    assert vllm("H100", MOE_BF16) == vllm("A100", MOE_BF16) == "Triton"
-    assert vllm("B200", MOE_BF16) == "FlashInfer"
     assert vllm("L40S", FP8) == "Marlin"
     assert vllm("RTX 5090", FP8, {"--linear-backend": "auto"}) == "DeepGEMM"
     assert vllm("L40S", FP8, {"--linear-backend": "triton"}) == "Triton"
