@@ -211,10 +211,7 @@ def test_a_service_is_asked_with_the_key_of_its_file(shell):
     *lines, _ = shell.lines(text)  # the last sentence has a host to fill in
     commands, variables = shell.paste(lines)
     bearer = ["--oauth2-bearer", "tuner_secret"]
-    assert commands[:2] == [
-        ["curl", *bearer, "http://[::1]:8000/v1/jobs"],
-        ["tuner", "jobs"],
-    ]
+    assert commands[:2] == [["curl", *bearer, "http://[::1]:8000/v1/jobs"], ["tuner", "jobs"]]
     assert variables["TUNER_SERVER"] == "http://[::1]:8000"
 
 

@@ -384,3 +384,24 @@ def test_made_up_logs_never_end_in_a_traceback(subtests, tmp_path):
             assert found.as_text()
             assert found.as_json()["lines"] >= 0
             missing_of(log)
+
+
+DOWN_MISSING = (
+    "[2026-02-21 10:48:17 TP3] Using MoE kernel config with down_moe=False. Performance might be "
+    "sub-optimal! Config file not found at /w/python/sglang/srt/layers/moe/fused_moe_triton/"
+    "configs/triton_3_5_1/E=128,N=192,device_name={}_down.json, you can create them"
+)
+
+
+def test_an_unknown_gpu_of_a_known_capability_can_be_checked(subtests):
+    for said in (
+        "NVIDIA New Card, 12.0",
+        "UserWarning: NVIDIA New Card with CUDA capability sm_120 is not compatible",
+        "GPU 0: NVIDIA New Card (UUID: GPU-0)\n"
+        "  CUDA Capability Major/Minor version number:    12.0",
+    ):
+        with subtests.test(said):
+            (answer,) = diagnose_text(f"{said}\n{DOWN_MISSING.format('NVIDIA_New_Card')}").answers
+            steps = " ".join(answer.fix)
+            assert "`tuner check` of config files takes --device sm_120" in steps
+            assert not [step for step in answer.fix if step.startswith("$ ")]

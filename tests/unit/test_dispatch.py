@@ -154,10 +154,7 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
 
 def test_16_bit_experts_that_a_server_quantises_as_it_loads_have_no_stored_scales(subtests):
     """Of the others nobody knows which checkpoint is served."""
-    for flags, kernels in (
-        ({"--quantization": "fp8"}, ["Triton"]),
-        ({}, ["FlashInfer", "Triton"]),
-    ):
+    for flags, kernels in (({"--quantization": "fp8"}, ["Triton"]), ({}, ["FlashInfer", "Triton"])):
         with subtests.test(flags):
             settings = of_model(flags, "gemma-4-26b-a4b")
             serving = Serving(engine="vllm", dtype=Dtype.FP8_W8A8)

@@ -14,13 +14,7 @@ from tuner.models.linears import Split, why_unread
 from tuner.models.linears_json import sparse_places
 from tuner.models.model import Model
 from tuner.models.quantization import Quantization
-from tuner.models.rank_linears import (
-    RankLinear,
-    Ranks,
-    known_linears,
-    linear_layers,
-    refuses,
-)
+from tuner.models.rank_linears import RankLinear, Ranks, known_linears, linear_layers, refuses
 from tuner.models.table import find_preset, presets
 from tuner.problems.dtypes import Dtype
 
