@@ -35,10 +35,6 @@ def ranks(text: str, count: int) -> str:
     return "\n".join(_VLLM.format(rank=n, pid=236 + n, text=text) for n in range(count))
 
 
-def frame(path: str, line: int, function: str) -> str:
-    return f'  File "{path}", line {line}, in {function}\n    run()'
-
-
 def _cases(kind: str) -> tuple[Case, ...]:
     return tuple(
         Case(**{name: v if isinstance(v, str) else (*v,) for name, v in row.items()})

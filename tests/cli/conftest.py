@@ -1,4 +1,4 @@
-"""What tests of the command line share: a cache of compiled kernels, variables, winners."""
+"""What tests of the command line share: variables and winners."""
 
 import os
 
@@ -6,15 +6,6 @@ import pytest
 from bundle_cases import CASES, fill
 
 from tuner.store.results import ResultStore
-
-
-@pytest.fixture(scope="session")
-def compile_cache(run_folder):
-    """A TUNER_CACHE_DIR for all tests of a run.
-
-    A test that counts compiles, or that is about the cache, has one of its own.
-    """
-    return run_folder / "compile-cache"
 
 
 @pytest.fixture

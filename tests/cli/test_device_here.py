@@ -7,12 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tuner.cli.commands import app
-from tuner.devices.here import (
-    VISIBLE,
-    card_to_check_or_here,
-    device_or_here,
-    gpu_to_measure_on,
-)
+from tuner.devices.here import VISIBLE, card_to_check_or_here, device_or_here, gpu_to_measure_on
 from tuner.errors import BadInput, UnknownDevice
 
 TUNE = ("tune", "deepseek-r1", "--tp", "3")

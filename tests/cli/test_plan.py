@@ -98,18 +98,6 @@ def test_experts_that_tune_refuses_are_not_to_be_tuned(env, words):
     assert (reads, tune) == ("no", False)
 
 
-@pytest.mark.parametrize("model", ["kimi-k2.5", "kimi-k2-thinking"])
-def test_int4_of_compressed_tensors_has_a_switch_of_its_own(env, model):
-    """sglang refuses --quantization moe_wna16 for it."""
-    said = run(
-        "plan", model, "--tp", "8", "--engine", "sglang==0.5.23", "--device", "H200", env=env
-    )
-    assert "only with --moe-runner-backend triton" in " ".join(said.stdout.split())
-    served = ("--engine", "sglang==0.5.23", "--server-args", "--moe-runner-backend triton")
-    kernels, _, tune = by_kind(planned(env, model, "--tp", "8", *served))["fused_moe"]
-    assert (kernels[0], tune) == ("Triton", True)
-
-
 @pytest.mark.parametrize("words", [("--ep", "8"), ("--server-args", "--enable-expert-parallel")])
 def test_experts_that_are_divided_may_have_other_kernels(env, words):
     """vLLM 0.33.0 on Hopper moves Triton to the front only if a rank has a part of each expert."""

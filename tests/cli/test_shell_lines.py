@@ -18,6 +18,7 @@ import pytest
 from attention_cases import EXTEND
 from attention_cases import fill as fill_attention
 from bundle_cases import CAPTURES, CASES, EXAMPLES, build, example, files_of, fill
+from checkpoints import config_json
 from commands import tuner
 
 from api.key_policy import KeyPolicy
@@ -138,12 +139,7 @@ def test_a_preflight_in_a_pipe_exports_every_variable(shell):
 
 def test_a_plan_names_the_model_that_was_given(shell):
     Path("my model").mkdir()
-    fields = {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        **{"num_experts": 128, "moe_intermediate_size": 768, "hidden_size": 2048},
-        **{"num_experts_per_tok": 8, "torch_dtype": "bfloat16"},
-    }
-    Path("my model/config.json").write_text(json.dumps(fields))
+    Path("my model/config.json").write_bytes(config_json(torch_dtype="bfloat16"))
     words = ["my model/config.json", "--device", "L40S", "--tp", "2", *ENGINE]
     words += ["--server-args", "--moe-runner-backend triton"]
     (line,) = shell.read(tuner("plan", *words).stderr)
@@ -215,10 +211,7 @@ def test_a_service_is_asked_with_the_key_of_its_file(shell):
     *lines, _ = shell.lines(text)  # the last sentence has a host to fill in
     commands, variables = shell.paste(lines)
     bearer = ["--oauth2-bearer", "tuner_secret"]
-    assert commands[:2] == [
-        ["curl", *bearer, "http://[::1]:8000/v1/jobs"],
-        ["tuner", "jobs"],
-    ]
+    assert commands[:2] == [["curl", *bearer, "http://[::1]:8000/v1/jobs"], ["tuner", "jobs"]]
     assert variables["TUNER_SERVER"] == "http://[::1]:8000"
 
 

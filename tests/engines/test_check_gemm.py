@@ -173,6 +173,8 @@ def test_both_of_decodes_kernels_are_checked():
     ]
     assert [entry["part"] for entry in report.as_json()["entries"]] == ["decode", "reduce"]
     assert report.as_text().endswith("2 kernels of sglang 0.5.16 on NVIDIA_L40S: all fit")
+    (runs,) = report.runs
+    assert runs.line().endswith("runs Triton here; it reads tuned files")
 
 
 def test_a_kernel_that_the_version_lacks_is_named():

@@ -19,6 +19,7 @@ from real_sglang import package
 from tuner.devices.table import Device, find_device
 from tuner.engines.dispatch import what_runs
 from tuner.engines.dispatch_table import dispatch_table
+from tuner.engines.engine import find_engine
 from tuner.families.dense_gemm.problem import parse_dense_gemm
 from tuner.problems.registry import parse_problem
 
@@ -34,13 +35,18 @@ def text(version: str, path: str) -> str:
     return (package(version) / path).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("version", RELEASES)
-def test_files_hold_what_rows_quote(version):
-    cited = [(rule, rule.sources[version]) for rule in TABLE.rules if version in rule.sources]
+@pytest.mark.parametrize(
+    ("engine", "release"),
+    [(engine, one) for engine in ("sglang", "vllm") for one in dispatch_table(engine).releases],
+)
+def test_files_hold_what_rows_quote(engine, release):
+    rules, root = dispatch_table(engine).rules, find_engine(f"{engine}=={release}").root
+    cited = [(rule, rule.sources[release]) for rule in rules if release in rule.sources]
     assert len(cited) > 20
     for rule, source in cited:
         assert len(source.text) > 8, rule
-        assert source.text in text(version, source.file), f"{source} for {rule.backend}"
+        found = (root / source.file).read_text(encoding="utf-8")
+        assert source.text in found, f"{source} for {rule.backend}"
 
 
 def test_files_hold_what_refusals_quote():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cases import FP8, new_request, tuned
+from cases import config as tile
 from real_sglang import RELEASES
 from strata import of_each_kind
 from tiers import only
@@ -54,11 +55,6 @@ BF16 = FusedMoe(8, 4096, 4096, 2, Dtype.BFLOAT16)
 GEMM = parse_dense_gemm("block_gemm:N=7168,K=2048,dtype=fp8_w8a8,block=128x128")
 NO_FILE = parse_dense_gemm("block_gemm:N=2112,K=7168,dtype=fp8_w8a8,block=128x128")
 INT8_GEMM = parse_dense_gemm("block_gemm:N=2112,K=7168,dtype=int8_w8a8,block=128x128")
-
-
-def tile(m: int, n: int, k: int, warps: int, stages: int, **options: int) -> Config:
-    blocks = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "GROUP_SIZE_M": 1}
-    return Config({**blocks, "num_warps": warps, "num_stages": stages, **options})
 
 
 SMALL, TALL, BIG = tile(16, 128, 128, 4, 2), tile(64, 128, 128, 4, 2), tile(128, 128, 128, 8, 2)

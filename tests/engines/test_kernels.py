@@ -213,6 +213,7 @@ PARTIAL = Config({k: v for k, v in CONFIG.items() if k != "BLOCK_SIZE_K"})
     [
         ("0.5.16", INT8, Gemm.DOWN, CONFIG.replace(USE_TMA=1), "USE_TMA does not go with"),
         ("0.5.2", FP8, Gemm.DOWN, CONFIG.replace(USE_TMA=1), r"sglang 0\.5\.2.*'USE_TMA'"),
+        ("0.5.2", FP8, Gemm.UP, CONFIG.replace(USE_TMA=1), r"sglang 0\.5\.2.*'USE_TMA'"),
         ("0.5.16", FP8, Gemm.DOWN, CONFIG.replace(num_warp=4), "'num_warp'; did you mean 'num_w"),
         ("0.5.16", FP8, Gemm.UP, PARTIAL, "needs BLOCK_SIZE_K"),
         ("0.4.4", CHANNELS, Gemm.UP, CONFIG, r"sglang 0\.4\.4.*per-channel fp8"),

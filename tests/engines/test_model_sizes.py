@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 from cases import resolve
+from checkpoints import config_json
 from engine_sizes import engine_sizes
+from tables import rows
 from tiers import only
 
 from tuner.bindings.sglang.fused_moe.shared_experts import shared_expert_fusion
@@ -41,55 +43,16 @@ FOLDERS = {
     "sglang": ENGINES / "sglang-0.5.23" / "sglang" / "srt" / "models",
     "vllm": ENGINES / "vllm-0.33.0" / "vllm" / "model_executor" / "models",
 }
-# The files of sglang and vLLM that make the expert layers of a class. "": nothing there can be
-# evaluated, because a call takes its sizes from variables that only the running class has, or the
-# release has no such file.
-FILES = {
-    "BailingMoeV2_5ForCausalLM": ("bailing_moe_linear", "bailing_moe_linear"),
-    "DbrxForCausalLM": ("", ""),
-    "DeepseekV2ForCausalLM": ("deepseek_v2", "deepseek_v2"),
-    "DeepseekV3ForCausalLM": ("deepseek_v2", "deepseek_v2"),
-    "DeepseekV32ForCausalLM": ("deepseek_v2", "deepseek_v2"),
-    "DeepseekV4ForCausalLM": ("deepseek_v2", ""),
-    "DeepseekV41ForCausalLM": ("deepseek_v2", ""),
-    "Ernie4_5_MoeForCausalLM": ("ernie4", "ernie45_moe"),
-    "Gemma4ForConditionalGeneration": ("gemma4_causal", ""),
-    "Glm4MoeForCausalLM": ("glm4_moe", "glm4_moe"),
-    "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", ""),
-    "GlmMoeDsaForCausalLM": ("deepseek_v2", "deepseek_v2"),
-    "GptOssForCausalLM": ("gpt_oss", "gpt_oss"),
-    "Grok1ForCausalLM": ("grok", ""),
-    "HYV3ForCausalLM": ("hunyuan_v3", ""),
-    "JambaForCausalLM": ("", ""),
-    "KimiK25ForConditionalGeneration": ("deepseek_v2", "deepseek_v2"),
-    "KimiK3ForConditionalGeneration": ("", ""),
-    "Lfm2MoeForCausalLM": ("lfm2_moe", "lfm2_moe"),
-    "Llama4ForConditionalGeneration": ("", "llama4"),
-    "LongcatFlashForCausalLM": ("", ""),
-    "MiMoV2FlashForCausalLM": ("mimo_v2", "mimo_v2"),
-    "MiMoV2ForCausalLM": ("mimo_v2", "mimo_v2"),
-    "MiniMaxM2ForCausalLM": ("minimax_m2", "minimax_m2"),
-    "MistralLarge3ForCausalLM": ("deepseek_v2", "deepseek_v2"),
-    "MixtralForCausalLM": ("mixtral", "mixtral"),
-    "NemotronHForCausalLM": ("nemotron_h", ""),
-    "OlmoeForCausalLM": ("olmoe", "olmoe"),
-    "PhiMoEForCausalLM": ("phimoe", "phimoe"),
-    "Qwen2MoeForCausalLM": ("qwen2_moe", "qwen2_moe"),
-    "Qwen3MoeForCausalLM": ("qwen3_moe", "qwen3_moe"),
-    "Qwen3NextForCausalLM": ("qwen2_moe", "qwen3_next"),
-    "Qwen3VLMoeForConditionalGeneration": ("qwen3_moe", "qwen3_moe"),
-    "Qwen3_5MoeForConditionalGeneration": ("qwen2_moe", "qwen3_next"),
-    "Step3p7ForConditionalGeneration": ("", ""),
-}
 H200 = find_device("H200")
 
 
 def checkpoints(engine: str) -> list[tuple[Path, Model, Path]]:
     """(folder, its model, the engine's file) of the checkpoints whose classes can be evaluated."""
     found = []
+    (files,) = rows("model_files.toml", "classes")
     for folder in sorted(MODELS.iterdir()):
         model = read_model(folder)
-        file = FILES[model.architecture][list(FOLDERS).index(engine)]
+        file = files[model.architecture][engine]
         if file:
             found.append((folder, model, FOLDERS[engine] / f"{file}.py"))
     return found
@@ -320,17 +283,13 @@ def test_ling_3(version, ep, width, experts):
 )
 def test_a_class_that_a_release_lacks_is_told(engine, version, architecture, named):
     assert names_model(engine, version, architecture) is named
-    config = {"architectures": [architecture], "hidden_size": 2048, "num_experts": 128}
-    config |= {"moe_intermediate_size": 768, "num_experts_per_tok": 8}
     serving = Serving(engine=engine, engine_version=version)
-    notes = resolve_all(json.dumps(config).encode(), serving)[0].notes
+    notes = resolve_all(config_json(architectures=[architecture]), serving)[0].notes
     assert any(f"{engine} {version} has no class {architecture}" in one for one in notes) != named
 
 
 def test_layers_that_an_engine_does_not_tune_need_not_be_known():
-    config = {"architectures": ["AfmoeForCausalLM"], "hidden_size": 2048, "num_experts": 128}
-    config |= {"moe_intermediate_size": 1024, "num_experts_per_tok": 8}
-    data = json.dumps(config).encode()
+    data = config_json(architectures=["AfmoeForCausalLM"], moe_intermediate_size=1024)
     for engine, told in (("sglang", True), ("vllm", False)):
         notes = " ".join(resolve_all(data, Serving(engine=engine))[0].notes)
         assert ("quantised dense GEMMs" in notes) == told

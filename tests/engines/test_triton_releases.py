@@ -72,21 +72,9 @@ FAMILIES = ("moe", "extend", "decode", "dense")
 # A Triton; the engines of experts, and of attention and dense GEMMs, which pin about this Triton if
 # an engine on disk does; shared bytes and registers of each family's kernel.
 RELEASES = [
-    (
-        "3.1.0",
-        (OLD, OLD),
-        ((6_144, 55), (24_578, 236), (13_312, 92), (12_288, 94)),
-    ),
-    (
-        "3.2.0",
-        (OLD, OLD),
-        ((6_144, 54), (24_576, 252), (11_264, 70), (12_288, 56)),
-    ),
-    (
-        "3.3.1",
-        (OLD, OLD),
-        ((6_144, 40), (24_576, 255), (11_264, 72), (6_144, 56)),
-    ),
+    ("3.1.0", (OLD, OLD), ((6_144, 55), (24_578, 236), (13_312, 92), (12_288, 94))),
+    ("3.2.0", (OLD, OLD), ((6_144, 54), (24_576, 252), (11_264, 70), (12_288, 56))),
+    ("3.3.1", (OLD, OLD), ((6_144, 40), (24_576, 255), (11_264, 72), (6_144, 56))),
     (
         "3.4.0",
         ("vllm==0.10.2", "sglang==0.5.2"),

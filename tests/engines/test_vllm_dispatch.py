@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from real_vllm import LAYER, functions, package
+from real_vllm import LAYER, functions
 
 from tuner.devices.table import find_device
 from tuner.engines.dispatch import what_runs
@@ -16,16 +16,6 @@ TABLE = dispatch_table("vllm")
 assert TABLE
 BLOCKS = parse_problem("fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128")
 WIDE = parse_problem("fused_moe:E=128,N=768,K=2048,top_k=8,dtype=bfloat16")
-
-
-@pytest.mark.parametrize("release", TABLE.releases)
-def test_files_hold_what_rows_quote(release):
-    cited = [(rule, rule.sources[release]) for rule in TABLE.rules if release in rule.sources]
-    assert len(cited) > 20
-    for rule, source in cited:
-        assert len(source.text) > 8, rule
-        text = (package(release) / source.file).read_text(encoding="utf-8")
-        assert source.text in text, f"{source} for {rule.backend}"
 
 
 class Names:

@@ -79,10 +79,7 @@ QUANTISED = "deepseek-r1"  # a preset that has problems of most families
 # By the name of a family: another model, where the preset has none, and an engine that runs it.
 _NANO = str(HERE.parent / "data" / "mamba" / "nemotron-3-nano")
 _QWEN = str(HERE.parent / "data" / "models" / "qwen3.5-35b-a3b")
-MODELS = {
-    "chunk_scan": (_NANO, "sglang"),
-    "gated_delta": (_QWEN, "sglang"),
-}
+MODELS = {"chunk_scan": (_NANO, "sglang"), "gated_delta": (_QWEN, "sglang")}
 # Releases older than an engine's kernels of a family.
 TOO_OLD = {
     ("sglang==0.4.4", "chunk_scan"),

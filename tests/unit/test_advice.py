@@ -26,13 +26,7 @@ from tuner.engines.dispatch_table import NOT_KNOWN
 from tuner.engines.engine import Engine
 from tuner.engines.settings import of_model, server_settings
 from tuner.errors import BadInput
-from tuner.export.advice import (
-    Advice,
-    Verdict,
-    advise,
-    advise_all,
-    flags_to_start,
-)
+from tuner.export.advice import Advice, Verdict, advise, advise_all, flags_to_start
 from tuner.export.plan import ModelPlan, Reads, plan_model
 from tuner.export.servers import for_servers
 from tuner.problems.points import Problem, ServerSettings

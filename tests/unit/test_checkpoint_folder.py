@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from cases import problems_of, read_experts
+from checkpoints import config_json
 
 from tuner.bindings.vllm import fused_moe as vllm
 from tuner.devices.table import find_device
@@ -27,19 +28,12 @@ EXPERT, OTHER = "model.layers.0.mlp.experts.0.up_proj", "model.layers.0.self_att
 
 def checkpoint(folder: Path, beside: dict[str, Any] | None = None, **fields: Any) -> Path:
     """A folder with a config.json of a small mixture-of-experts model, and other files."""
-    config = {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "hidden_size": 2560,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "num_hidden_layers": 4,
-        "num_experts": 128,
-        "moe_intermediate_size": 640,
-        "num_experts_per_tok": 8,
-    } | fields
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 4, "num_hidden_layers": 4}
     folder.mkdir(parents=True, exist_ok=True)
-    for name, value in {"config.json": config, **(beside or {})}.items():
-        (folder / name).write_text(json.dumps({k: v for k, v in value.items() if v is not None}))
+    sizes = {"hidden_size": 2560, "moe_intermediate_size": 640}
+    (folder / "config.json").write_bytes(config_json(**{**sizes, **heads, **fields}))
+    for name, value in (beside or {}).items():
+        (folder / name).write_text(json.dumps(value))
     return folder
 
 

@@ -38,30 +38,6 @@ AMD = {
 }
 NVIDIA_CARDS = [device for device in devices() if device.target.platform == "cuda"]
 AMD_CARDS = [device for device in devices() if device.target.platform == "hip"]
-# Spellings in the names of files that sglang 0.5.16 and 0.5.23 ship.
-SHIPPED = [
-    "NVIDIA_A100-SXM4-40GB",
-    "NVIDIA_A100-SXM4-80GB",
-    "NVIDIA_A800-SXM4-80GB",
-    "NVIDIA_B200",
-    "NVIDIA_B300_SXM6_AC",
-    "NVIDIA_GB10",
-    "NVIDIA_GB200",
-    "NVIDIA_GB300",
-    "NVIDIA_GeForce_RTX_4090",
-    "NVIDIA_H100_80GB_HBM3",
-    "NVIDIA_H20",
-    "NVIDIA_H20-3e",
-    "NVIDIA_H200",
-    "NVIDIA_H200_NVL",
-    "NVIDIA_H800",
-    "NVIDIA_L20",
-    "NVIDIA_L40",
-    "NVIDIA_L40S",
-    "NVIDIA_RTX_6000_Ada_Generation",
-    "NVIDIA_RTX_PRO_6000_Blackwell_Max-Q_Workstation_Edition",
-    "NVIDIA_RTX_PRO_6000_Blackwell_Server_Edition",
-]
 
 
 def assert_possible(device: Device) -> None:
@@ -214,10 +190,6 @@ def test_names_and_aliases_name_one_device_each():
             key = spelling.casefold().replace(" ", "").replace("_", "").replace("-", "")
             assert seen.setdefault(key, device.name) == device.name
     assert len(seen) > len(devices()) > 10
-
-
-def test_engine_spellings_are_exact():
-    assert [find_device(name).name for name in SHIPPED] == SHIPPED
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import fields
 from itertools import product
 
 import pytest
+from checkpoints import config_json
 from tiers import only
 
 from tuner.devices.table import find_device
@@ -108,6 +109,7 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
         ("sglang 0.5.16", "L40S", qwen, weights(8, "int"), 384, ["Triton"], {}),
         ("sglang 0.5.23", "H100", qwen, {"quant_method": "w8a8_int8"}, 384, ["Triton"], {}),
         ("sglang 0.5.16", "H100", qwen, int4, 384, ["Marlin"], runner),
+        ("sglang 0.5.23", "H100", qwen, int4, 384, ["Marlin"], runner),
         ("sglang 0.5.23", "H100", qwen, asymmetric, 384, ["Marlin"], {}),
         ("sglang 0.5.23", "B200", qwen, int4, 384, ["Triton"], {}),
         ("sglang 0.5.23", "B200", qwen, asymmetric, 384, ["Marlin"], {}),
@@ -130,15 +132,9 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
         ("vllm 0.33.0", "L40S", qwen, weights(8, "int"), 384, ["Triton's kernel for int8"], {}),
     ):
         with subtests.test(release=release, device=device, stored=stored, columns=columns):
-            config = {
-                "architectures": [architecture],
-                "hidden_size": 2048,
-                "num_experts": 128,
-                "moe_intermediate_size": columns,
-                "num_experts_per_tok": 8,
-                "quantization_config": stored,
-            }
-            data, (engine, version) = json.dumps(config).encode(), release.split()
+            architectures = [architecture]
+            data = config_json(stored, architectures=architectures, moe_intermediate_size=columns)
+            engine, version = release.split()
             serving = Serving(engine=engine, engine_version=version)
             (problem,) = problems(find_model(data), serving).problems
             flags = of_model({}, data)
@@ -157,10 +153,7 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
 
 def test_16_bit_experts_that_a_server_quantises_as_it_loads_have_no_stored_scales(subtests):
     """Of the others nobody knows which checkpoint is served."""
-    for flags, kernels in (
-        ({"--quantization": "fp8"}, ["Triton"]),
-        ({}, ["FlashInfer", "Triton"]),
-    ):
+    for flags, kernels in (({"--quantization": "fp8"}, ["Triton"]), ({}, ["FlashInfer", "Triton"])):
         with subtests.test(flags):
             settings = of_model(flags, "gemma-4-26b-a4b")
             serving = Serving(engine="vllm", dtype=Dtype.FP8_W8A8)
@@ -471,15 +464,8 @@ def test_vllm_answers_as_far_as_it_was_read():
         runs = what_runs("vllm", "0.33.0", problem_of(problem), find_device(card), flags or {})
         return runs.kernels[0].name if runs else None
 
-    assert vllm("H200", MOE_FP8) == "Triton"
-    assert vllm("H200", MOE_FP8, {"--enable-expert-parallel": "1"}) == "FlashInfer (CUTLASS)"
     assert vllm("H200", MOE_FP8, {"--moe-backend": "deep_gemm"}) == "DeepGEMM"
-    assert vllm("B200", MOE_FP8) == "FlashInfer (TRT-LLM)"
     assert vllm("B200", MOE_FP8, {"--moe-backend": "triton"}) == "Triton"
-    assert vllm("L40S", MOE_FP8) == "Triton"
-    assert vllm("A100", MOE_FP8) == "Marlin"
-    assert vllm("H100", MOE_BF16) == vllm("A100", MOE_BF16) == "Triton"
-    assert vllm("B200", MOE_BF16) == "FlashInfer"
     assert vllm("L40S", FP8) == "Marlin"
     assert vllm("RTX 5090", FP8, {"--linear-backend": "auto"}) == "DeepGEMM"
     assert vllm("L40S", FP8, {"--linear-backend": "triton"}) == "Triton"

@@ -14,13 +14,7 @@ from tuner.models.linears import Split, why_unread
 from tuner.models.linears_json import sparse_places
 from tuner.models.model import Model
 from tuner.models.quantization import Quantization
-from tuner.models.rank_linears import (
-    RankLinear,
-    Ranks,
-    known_linears,
-    linear_layers,
-    refuses,
-)
+from tuner.models.rank_linears import RankLinear, Ranks, known_linears, linear_layers, refuses
 from tuner.models.table import find_preset, presets
 from tuner.problems.dtypes import Dtype
 
@@ -246,31 +240,15 @@ class TestConfigJson:
                 kinds = {layer.scheme.kind for layer in model.linears.layers}
                 assert kinds <= {model.quantization, "none"}
 
-    @pytest.mark.parametrize(
-        ("quantization", "dtype", "block", "why"),
-        [
-            (None, None, None, "not quantised"),
-            (BLOCKS, Dtype.FP8_W8A8, (128, 128), ""),
-            (BLOCKS | {"weight_block_size": [32, 32]}, Dtype.FP8_W8A8, (32, 32), ""),
-            (BLOCKS | {"weight_block_size": [1, 32]}, None, None, "stored as mxfp8"),
-            ({"quant_method": "fp8"}, Dtype.FP8_W8A8, None, ""),
-            ({"quant_method": "w8a8_int8"}, Dtype.INT8_W8A8, None, ""),
-            ({"quant_method": "w8a8_fp8"}, Dtype.FP8_W8A8, None, ""),
-            (
-                {"quant_method": "blockwise_int8", "weight_block_size": [128, 128]},
-                *(Dtype.INT8_W8A8, (128, 128), ""),
-            ),
-            ({"quant_method": "gptq", "bits": 4, "group_size": 128}, None, None, "stored as gptq"),
-            (
-                {"quant_method": "modelopt", "quant_algo": "FP8"},
-                *(None, None, "stored as modelopt fp8 with one scale for a tensor"),
-            ),
-        ],
-    )
-    def test_quantisation(self, quantization, dtype, block, why):
-        found = linear_layers(read(quantization), Ranks())
-        assert {(one.dtype, one.block, one.why) for one in found} == {(dtype, block, why)}
-        assert read(quantization).linears.quantised is (dtype is not None)
+    def test_quantisation(self, subtests):
+        known = json.loads((DATA / "quantizations.json").read_text())
+        for row in (one for one in known if "linears" in one):
+            with subtests.test(str(row)):
+                model = read(row["quantization_config"])
+                found = {(one.dtype, one.block, one.why) for one in linear_layers(model, Ranks())}
+                ((dtype, block, why),) = found
+                assert [dtype and dtype.value, block and [*block], why] == row["linears"]
+                assert model.linears.quantised is (dtype is not None)
 
     def test_experts_in_fp4_beside_layers_in_fp8(self):
         model = read(expert_dtype="fp4")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cases import L40S, parse_experts, problems_of, read_experts, resolve
+from checkpoints import config_json as config
 from draws import json_values
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,20 +37,6 @@ DATA = Path(__file__).parents[1] / "data"
 MODELS = sorted(path.parent for path in (DATA / "models").glob("*/config.json"))
 WARNING = (DATA / "l40s-missing-config.log").read_text()
 INT8, FP8, INT4 = Dtype.INT8_W8A8, Dtype.FP8_W8A8, Dtype.INT4_W4A16
-
-
-def config(quantization: object = None, **changes: object) -> bytes:
-    """A small config.json of the Qwen3 family."""
-    fields: dict[str, object] = {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "hidden_size": 2048,
-        "num_experts": 128,
-        "moe_intermediate_size": 768,
-        "num_experts_per_tok": 8,
-    } | changes
-    if quantization is not None:
-        fields["quantization_config"] = quantization
-    return json.dumps({k: v for k, v in fields.items() if v is not None}).encode()
 
 
 NVFP4 = {"num_bits": 4, "type": "float", "group_size": 16}

@@ -42,9 +42,7 @@ def test_slots_are_sorted_by_expert_in_whole_blocks(batch_size, block_m):
     ]
     slots = padded_slots(batch_size * 3, EXPERTS, block_m)
     for routing, found in zip(
-        routings,
-        align(routings, EXPERTS, block_m, slots, foreign_blocks=True),
-        strict=True,
+        routings, align(routings, EXPERTS, block_m, slots, foreign_blocks=True), strict=True
     ):
         expected = by_hand(routing.ids.flatten().tolist(), block_m, slots)
         assert found.sorted_ids is not None and expected.sorted_ids is not None

@@ -52,11 +52,6 @@ def test_settings_are_read_in_every_form(subtests):
             assert diagnose_text(row["text"]).findings.facts.settings == row["known"]
 
 
-def test_the_first_value_of_a_flag_counts_as_of_other_facts():
-    text = f"{LAUNCH} --attention-backend fa3\nthen we tried\n{LAUNCH} --attention-backend triton"
-    assert diagnose_text(text).findings.facts.settings == {"--attention-backend": "fa3"}
-
-
 @pytest.mark.parametrize("said", [ARGUMENTS, f"[2026-01-05 10:00:00] {WRAPPED}"])
 def test_every_printed_command_has_the_settings_in_one_word(said):
     found = commands(f"{said}\n{MOE}\n", Hints("sglang==0.5.16"))

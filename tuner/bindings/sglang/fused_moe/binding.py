@@ -86,8 +86,8 @@ class FusedMoeKernels(MoeKernels):
         Raises UnsupportedKernel for a parameter, a config key or a dtype that either the
         engine's kernel or this function does not support.
         """
-        if gemm is Gemm.UP and not self.up_tma:
-            # The engine ignores the field.
+        if gemm is Gemm.UP and not self.up_tma and self.has_tma(Gemm.DOWN):
+            # The engine ignores the field; a release without TMA stops at it.
             config = Config({name: v for name, v in config.items() if name != "USE_TMA"})
         launch = MoeLaunch(
             problem, gemm, batch_size, config, target, sorted_output, compute or compute_of(problem)
