@@ -5,8 +5,11 @@ from __future__ import annotations
 import fcntl
 import json
 import sys
+import urllib.request
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 from package_index import ENGINE_FILES, Index, serving
@@ -86,6 +89,23 @@ def test_where_a_server_has_no_ranges_the_whole_wheel_is_downloaded(own, index, 
     (left / "half.py").write_text("")
     monkeypatch.setattr(adding, "WHOLE_BYTES", 100)
     index.ranges = False
+    add("vllm", "1.2.0", print, with_triton=False)
+    assert entries(own) == ["vllm-1.2.0"]
+    assert "vllm" in fetched(index)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [OSError("Connection refused"), HTTPError("u", 503, "Service Unavailable", Message(), None)],
+)
+def test_where_parts_cannot_be_asked_for_pip_goes_on(own, index, monkeypatch, failure):
+    """As behind a proxy that pip's own configuration names."""
+    monkeypatch.setattr(adding, "WHOLE_BYTES", 100)
+
+    def unreachable(*_, **__):
+        raise failure
+
+    monkeypatch.setattr(urllib.request, "urlopen", unreachable)  # of this process, not of pip
     add("vllm", "1.2.0", print, with_triton=False)
     assert entries(own) == ["vllm-1.2.0"]
     assert "vllm" in fetched(index)

@@ -91,6 +91,8 @@ class RemoteFile(io.RawIOBase):
                 if not self.size:  # pip may get there: it has proxies and certificates of its own
                     raise RangesRefused(f"{self.url}: {error}") from None
                 reason = error
+        if not self.size:
+            raise RangesRefused(f"{self.url}: {reason}")
         raise EngineNotFetched(
             f"{self.url} broke off {_ATTEMPTS} times at byte {first} ({reason}): "
             "check the network and run the same command again"
