@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
@@ -28,7 +28,8 @@ from tuner.problems.points import Problem
 from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Status
 from tuner.store.lookups import Lookups, Seen, StoredSummary
-from workers.coverage import WatchState, stored_rows
+from tuner.store.shelf import published_for
+from workers.coverage import FROM_SHELF, WatchState, stored_rows, watch_statuses
 from workers.watches import UnreadableWatch, Watch
 
 log = logging.getLogger("tuner.api")
@@ -188,8 +189,22 @@ class Matrix:
         summaries = {**known.summaries, **{one.cursor: one for one in found}}
         devices = {one.environment.device for one in summaries.values()}
         stored = stored_rows(summaries.values(), self._lookups.environments(devices))
-        rows = _rows(stored, watched)
+        rows = _rows(stored, watched, self._on_shelf(watched))
         self._known = _Known(seen, summaries, watches, watched, rows)
+
+    def _on_shelf(self, watched: Sequence[JobRequest]) -> set[tuple[str, str, Problem]]:
+        """Return the devices, engines and problems of requests that the shelf answers."""
+        engines = {one.engine.partition("==")[0] for one in watched}
+        devices, problems = ({one.device for one in watched}, {one.problem for one in watched})
+        shelved = published_for(devices, engines, problems)
+        known = {(one.environment.device, one.problem) for one in shelved}
+        some = [one for one in watched if (one.device, one.problem) in known]
+        statuses = watch_statuses(some, self._lookups) if some else ()
+        return {
+            (one.request.device, one.request.engine, one.request.problem)
+            for one in statuses
+            if one.why == FROM_SHELF
+        }
 
     def _lacks(self, known: _Known) -> bool:
         """Return whether another server of the store withdrew a result that is known here."""
@@ -219,7 +234,11 @@ def devices_of(rows: Iterable[CoverageRow]) -> list[str]:
     return sorted({name for row in rows for name in row.cells})
 
 
-def _rows(stored: Iterable[Mapping[str, Any]], watched: Iterable[JobRequest]) -> list[CoverageRow]:
+def _rows(
+    stored: Iterable[Mapping[str, Any]],
+    watched: Iterable[JobRequest],
+    on_shelf: Collection[tuple[str, str, Problem]],
+) -> list[CoverageRow]:
     places: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = defaultdict(dict)
     for one in stored:
         cells = places[one["problem"], one["environment"]["engine"]]
@@ -227,7 +246,10 @@ def _rows(stored: Iterable[Mapping[str, Any]], watched: Iterable[JobRequest]) ->
     for request in watched:
         engine = request.engine.partition("==")[0]
         cells = places[request.problem.spec(), engine]
-        cells.setdefault(request.device, []).append(_missing(request.device))
+        cell = _missing(request.device)
+        if (request.device, request.engine, request.problem) in on_shelf:
+            cell |= {"state": CellState.MEASURED, "why": FROM_SHELF}
+        cells.setdefault(request.device, []).append(cell)
     return [
         _row(parse_problem(problem), engine, cells) for (problem, engine), cells in places.items()
     ]

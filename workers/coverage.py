@@ -32,6 +32,7 @@ from workers.watches import LeftAlone, Unresolved, Watched, WatchList
 # Fields of an environment whose changes make results stale.
 OF_KERNELS = ("engine_version", "kernel_hash", "triton")
 OF_GPU = ("torch", "cuda", "driver", "backends")
+FROM_SHELF = "from the shelf"  # why a request is tuned for which the store has nothing
 PREDICTED, RECORDED, GPU = "", "recording", "gpu"  # sources of times
 
 
@@ -167,7 +168,7 @@ def _judge(request: JobRequest, stored: _Results) -> WatchStatus:
             if old != new:
                 why = f"{name} {old[:12]} is now {new[:12]}"
                 return WatchStatus(request, WatchState.STALE, why)
-    why = "from the shelf" if any(one.run_id == SHELF_RUN for one in used) else ""
+    why = FROM_SHELF if any(one.run_id == SHELF_RUN for one in used) else ""
     return WatchStatus(request, WatchState.TUNED, why, min(one.published_at for one in used))
 
 

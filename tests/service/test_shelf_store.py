@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from cases import FP8_RECORDING, new_request, tuned
 
+from api.matrix import Matrix
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.family import MoeSelection
@@ -21,6 +22,7 @@ from tuner.tuning.gains import gains
 from tuner.tuning.request import Request, Source, prepare
 from tuner.tuning.run import execute, open_source
 from workers.coverage import WatchState, watch_statuses
+from workers.watches import Watch
 
 H200 = "NVIDIA_H200"
 (SHELVED,) = [
@@ -112,6 +114,17 @@ def test_coverage_counts_the_shelf(results):
     assert standing(results) == (WatchState.TUNED, "from the shelf")
     assert standing(results, "sglang==0.5.2")[0] is WatchState.MISSING
     assert standing(results, problem=replace(PROBLEM, K=4160))[0] is WatchState.MISSING
+
+
+def test_the_page_of_coverage_counts_it_too(results):
+    watches = [Watch((PROBLEM.spec(), replace(PROBLEM, K=4160).spec()), ("H200",))]
+    rows = Matrix(Lookups(results.database), lambda: watches, list).rows()
+    cells = {row.problem: row.cells[H200] for row in rows}
+    told = {one: (cell["state"].value, cell["why"]) for one, cell in cells.items()}
+    assert told == {
+        PROBLEM.spec(): ("measured", "from the shelf"),
+        replace(PROBLEM, K=4160).spec(): ("missing", "it is watched, and nothing is stored"),
+    }
 
 
 def test_another_driver_makes_neither_stale(results):
