@@ -214,7 +214,10 @@ def only_problem(target: TuningTarget) -> Problem:
     """The problem of a target that is one job. Raises BadInput, which names all, if it has more."""
     if len(target.problems) > 1:
         specs = " and ".join(problem.spec() for problem in target.problems)
-        raise BadInput(f"this model has several problems, each a job of its own: name {specs}")
+        raise BadInput(
+            f"this model has several problems, each a job of its own: name {specs}",
+            api=", or queue all with POST /v1/jobs:model",
+        )
     return target.problems[0]
 
 
@@ -323,7 +326,7 @@ def _name_others(error: BadInput, others: Sequence[Family]) -> None:
     names = " and ".join(name for one in others for name in one.problems)
     error.add(
         cli=f"; the model has {with_flags(others)}",
-        api=f"; post its problems instead: {names}",
+        api=f"; POST /v1/jobs:model queues its other problems: {names}",
         page=f"; queue its problems instead: {names}",
     )
 

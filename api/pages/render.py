@@ -82,6 +82,7 @@ POLICY = (
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 _GAIN = re.compile(r"\b([0-9]+\.[0-9]+)x(?= as fast)")
+_FLAG = re.compile(r"(?<![\w-])(--[a-z][\w-]*(?: (?!and\b)[\w.]+)?)")
 _THEMES = ("light", "dark")  # which a reader chose; without one, it is the system's
 _HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -210,6 +211,14 @@ def _seconds(value: float | None) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{value:.3g} s"
 
 
+def _with_flags(text: str) -> Markup:
+    """A sentence with the flags of servers as code."""
+    parts = _FLAG.split(str(plain(text)))  # each second one is a flag
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts)
+    )
+
+
 def _query(**values: object) -> str:
     """A query string of the values that say something."""
     given = {name: value for name, value in values.items() if value not in (None, "", [], False)}
@@ -261,6 +270,7 @@ def _environment() -> Environment:
         "engine": engine_words,
         "words": status_words,
         "problem": problem_words,
+        "flags": _with_flags,
     }
     made.globals |= {"query_of": _query, "query_with": _with}
     made.globals["named"] = model_words

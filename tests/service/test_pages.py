@@ -220,10 +220,16 @@ def test_a_form_queues_a_job_or_says_what_is_wrong(server: Server, visitor: Visi
     assert "mixtral-8x7b" in html and "Nothing is queued yet" in html
     assert server.app.state.api.jobs.list() == before
     given = {name: unescape(value) for name, value in HIDDEN.findall(html) if name != "proof"}
-    (tick,) = re.findall(r'name="(tick [^"]+)" value="true" checked', html)  # the rest is measured
+    (tick,) = re.findall(
+        r'name="(tick [^"]+)" value="true" aria-label="[^"]+" checked', html
+    )  # the rest is measured
     assert "the times of attention are not predicted" in html
     none = visitor.post("/jobs/plan", given)
     assert (none.status, b"no box is ticked" in none.body) == (422, True)
+    (other, *_) = re.findall(r'name="(tick decode_attention[^"]+)"', html)
+    none = visitor.post("/jobs/plan", {**given, unescape(other): "true"})
+    said = "nothing is queued: the times of attention are not predicted"
+    assert (none.status, said in unescape(none.body.decode())) == (422, True)
     answer = visitor.post("/jobs/plan", {**given, unescape(tick): "true"})
     html = visitor.open(urljoin("/jobs/plan", answer.headers["location"]))
     assert "mixtral-8x7b" in html and "queued" in html

@@ -36,13 +36,13 @@ def model_jobs(
 ) -> ModelJobs:
     """Return a job for each problem that is to be tuned and that a worker can do.
 
-    `engine`, `settings` and `unread` are those of `served_problems`; with `only`, the other
-    problems are passed over. A target that is one problem is not left out. Raises BadInput as
+    `engine`, `settings` and `unread` are those of `served_problems`; with `only`, all but
+    these problems are passed over. A target that is one problem is not left out. Raises BadInput as
     `request_of` does, and for such a problem as `refuse_undoable` does.
     """
     target_of = {problem: target for target in targets for problem in target.problems}
     notes = [note for target in targets for note in target.notes]
-    left_out = [note for note in notes if isinstance(note, LeftOut)]
+    left_out = [note for note in notes if isinstance(note, LeftOut) and not only]
     requests = []
     served = served_problems(target_of, engine, device, settings, unread=unread, kind=kind)
     for one in [one for one in served if not only or one.problem in only]:
