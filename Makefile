@@ -53,6 +53,7 @@ demo: install
 	$(BIN)/tuner export --device L40S --out configs_out --allow-predicted
 	$(BIN)/tuner check configs_out/configs/triton_3_6_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True.json \
 	  configs_out/configs/triton_3_6_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True_down.json --device L40S
+	@echo "next, for a model and a GPU of yours: $(BIN)/tuner plan qwen3-30b-a3b --device L40S"
 
 # The documentation's site, in build/site. A broken link is an error.
 docs: $(VENV)/.installed-docs

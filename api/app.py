@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 import anyio
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi.routing import APIRoute
 from prometheus_client.registry import Collector
@@ -34,7 +34,7 @@ from api.pages import coverage as coverage_page
 from api.pages import jobs as job_pages
 from api.pages import results as result_page
 from api.pages.browser import DOCS
-from api.pages.render import ShowErrors
+from api.pages.render import ShowErrors, theme_of
 from api.routes import coverage, jobs, results, service
 from api.settings import ApiSettings
 from api.state import Api, Readiness
@@ -53,13 +53,14 @@ _POLICY = (
 )
 # Addresses are relative, so that a proxy may serve all of this below another path.
 _HTML = """<!DOCTYPE html>
-<html lang="en">
+<html lang="en"{theme}>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>engine-tuner API</title>
 <link rel="icon" href="docs/assets/favicon-32x32.png">
 <link rel="stylesheet" href="docs/assets/swagger-ui.css">
+<link rel="stylesheet" href="docs/theme.css">
 </head>
 <body>
 <p><a href="./">Back to the pages</a></p>
@@ -82,13 +83,24 @@ _START = """SwaggerUIBundle({
 """
 
 
+# Swagger has light colours alone. Turned round, they are dark ones, and hues stay.
+_THEME = """[data-theme="light"] { color-scheme: light; } [data-theme="dark"] { DARK }
+@media (prefers-color-scheme: dark) { :root:not([data-theme]) { DARK } }
+""".replace("DARK", "background: #fff; filter: invert(0.9) hue-rotate(180deg);")
+
+
 def install_docs(app: FastAPI) -> None:
     """Add the API browser at /docs and its files."""
 
     @app.get(DOCS, include_in_schema=False)
-    async def show_docs() -> Response:
+    async def show_docs(request: Request) -> Response:
+        theme = f' data-theme="{chosen}"' if (chosen := theme_of(request)) else ""
         headers = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer"}
-        return HTMLResponse(_HTML, headers=headers)
+        return HTMLResponse(_HTML.format(theme=theme), headers=headers)
+
+    @app.get(f"{DOCS}/theme.css", include_in_schema=False)
+    async def theme_docs() -> Response:
+        return Response(_THEME, media_type="text/css")
 
     @app.get(f"{DOCS}/start.js", include_in_schema=False)
     async def start_docs() -> Response:

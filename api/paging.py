@@ -57,7 +57,9 @@ class JobPage(Page):
     """Which jobs to list."""
 
     device: DeviceName | None = None
-    model: Name | None = Field(None, description="As the job's request names it.")
+    model: Name | None = Field(
+        None, description="A part of the model's name in the job's request, in either case."
+    )
     client: Name | None = Field(
         None, description="Who posted it first: a key's name, nightly or local."
     )
@@ -137,6 +139,13 @@ class ExportIn(Strict):
         description="Flags and variables that servers are started with. They decide what runs "
         "without the files, and so which files are faster and are exported.",
     )
+
+
+class WinnersQuery(Strict):
+    """Whose winners to list."""
+
+    device: KnownDevice
+    engine: EngineSpec = "sglang"
 
 
 class PlanQuery(Strict):

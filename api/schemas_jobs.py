@@ -265,6 +265,25 @@ class WinnersOut(BaseModel):
     winners: list[WinnerOut]
 
 
+class CurrentWinnerOut(BaseModel):
+    """A winner that counts, whole: `tuner export --server` makes files of it."""
+
+    problem: str
+    environment: dict[str, str]
+    entry: dict[str, Any]
+    run_id: int = Field(description="0: it comes from the shelf that the program brings.")
+    published_at: datetime
+    unpredicted: CurrentWinnerOut | None = Field(
+        description="Of a predicted winner: the one that counts where predictions do not."
+    )
+
+
+class CurrentWinnersOut(BaseModel):
+    """The winners for a device and an engine."""
+
+    winners: list[CurrentWinnerOut]
+
+
 class EnvironmentOut(BaseModel):
     """What a time depends on. Fields are empty where nothing was measured on a GPU."""
 

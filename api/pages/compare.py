@@ -85,7 +85,8 @@ def show_comparison(
 ) -> Response:
     """Times of two results by size, and how many times as fast the one is as the other."""
     if wanted.problem is None:
-        rows = [row for row in api.matrix.find(RowFilter(wanted.q or "")) if _stored(row)]
+        words = (wanted.q or "").casefold().split()
+        rows = [row for row in api.matrix.find(RowFilter()) if _stored(row) and _has(row, words)]
         rows.sort(key=lambda row: -len(_stored(row)))
         return page(
             request, "compare", wanted=wanted, rows=_offers(rows), total=len(rows), sides=[]
@@ -128,6 +129,12 @@ def _second(left: Side, mine: Sequence[Side]) -> str:
 def _stored(row: CoverageRow) -> list[str]:
     """The devices with a result in a row."""
     return [name for name, cell in row.cells.items() if cell["newest"]]
+
+
+def _has(row: CoverageRow, words: Sequence[str]) -> bool:
+    """Return whether each word is in a row's problem or models, or in the name of a device."""
+    said = " ".join([row.problem, row.engine, *row.models, *_stored(row)]).casefold()
+    return all(word in said for word in words)
 
 
 def _offers(rows: Sequence[CoverageRow]) -> list[tuple[CoverageRow, list[str]]]:

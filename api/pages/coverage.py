@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 
 from api.auth import Admin, Reader, Submitter
 from api.errors import mistakes_of
+from api.fields import Name, Strict
 from api.matrix import CellState, MatrixOrder
 from api.pages.browser import asked, checked_return
 from api.pages.forms import Posted
@@ -109,16 +110,33 @@ def _preset(text: str) -> str:
         return ""
 
 
+class Search(Strict):
+    """Which rows of a list to show: those that have each word, in names, aliases or figures."""
+
+    q: Name | None = None
+
+    def has(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a row has each word of the search."""
+        said = " ".join(map(str, row.values())).casefold()
+        return all(word in said for word in (self.q or "").casefold().split())
+
+
 @router.get("/devices")
-def show_devices(request: Request, caller: Reader) -> Response:
+def show_devices(
+    request: Request, wanted: Annotated[Search, Depends(asked(Search))], caller: Reader
+) -> Response:
     """The GPUs that can be tuned for."""
-    return page(request, "devices", devices=list_devices(caller)["devices"])
+    found = [one for one in list_devices(caller)["devices"] if wanted.has(one)]
+    return page(request, "devices", devices=found, q=wanted.q)
 
 
 @router.get("/models")
-def show_models(request: Request, caller: Reader) -> Response:
+def show_models(
+    request: Request, wanted: Annotated[Search, Depends(asked(Search))], caller: Reader
+) -> Response:
     """The models that are known by name."""
-    return page(request, "models", models=list_models(caller)["models"])
+    found = [one for one in list_models(caller)["models"] if wanted.has(one)]
+    return page(request, "models", models=found, q=wanted.q)
 
 
 # Jinja takes ten times as long for each cell, and there are thousands. A cell is two elements, and

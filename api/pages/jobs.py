@@ -40,9 +40,10 @@ from api.routes.jobs import (
 )
 from api.routes.results import get_progress, list_trials, list_winners
 from api.routes.service import list_devices, list_models, plan_body
-from api.state import ApiDep
+from api.state import Api, ApiDep
 from tuner.errors import BadInput, NotRetriable, UnknownJob
 from tuner.jobs.job import MAX_ATTEMPTS, JobState
+from tuner.jobs.queue import JobQuery
 from tuner.problems.dtypes import Dtype
 from tuner.problems.registry import is_problem
 from tuner.problems.results import Status
@@ -79,7 +80,7 @@ def show_jobs(
         "jobs",
         found=found,
         wanted=wanted,
-        counts=api.jobs.counts(),
+        counts=api.jobs.counts(wanted.query()),
         states=list(JobState),
         devices=devices,
     )
@@ -199,6 +200,7 @@ def show_job(job_id: JobId, request: Request, caller: Reader, api: ApiDep) -> Re
         over=over_of(timed),
         server=server_of(timed),
         finished=state.finished,
+        before=_before(job, api),
         may_cancel=not state.finished and owns,
         may_retry=owns and _may_retry(job),
         for_everyone=_for_everyone(caller, job),
@@ -316,6 +318,18 @@ def _took_s(job: Mapping[str, Any]) -> float | None:
     """Seconds since a worker first had a job, until it ended or until now."""
     began, ended = as_time(job["started_at"]), as_time(job["finished_at"])
     return None if began is None else ((ended or _now()) - began).total_seconds()
+
+
+def _before(job: Mapping[str, Any], api: Api) -> Mapping[str, float]:
+    """How many queued jobs of its device were posted before a queued job, and how many seconds of
+    a GPU they are thought to need.
+    """
+    posted = as_time(job["created_at"])
+    if job["state"] != JobState.QUEUED.value or posted is None:
+        return {"count": 0, "gpu_s": 0.0}
+    query = JobQuery(job["request"]["device"], states=frozenset({JobState.QUEUED}))
+    found = api.jobs.list(query, after=(posted, job["id"]), limit=MOST_EVENTS)
+    return {"count": len(found), "gpu_s": sum(api.estimates.of(one) or 0.0 for one in found)}
 
 
 def _now() -> datetime:

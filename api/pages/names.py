@@ -144,7 +144,7 @@ def _trials(tried: int, best: Mapping[str, float]) -> str:
 
 def _said(kind: str, data: Mapping[str, Any]) -> str:
     if kind == "planned":
-        return f"at most {words_of_count(data['to_try'], 'configuration')}"
+        return f"at most {words_of_count(data['to_try'], 'configuration')} and the engine's own"
     said = data.get("reason") or data.get("error") or data.get("owner") or data.get("client") or ""
     return str(said)
 

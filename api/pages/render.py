@@ -94,6 +94,12 @@ _HEADERS = {
 }
 
 
+def theme_of(request: Request) -> str | None:
+    """Return the theme that the reader chose: light or dark; None: as the system has it."""
+    theme = request.cookies.get("theme")
+    return theme if theme in _THEMES else None
+
+
 def page(
     request: Request,
     template: str,
@@ -104,7 +110,6 @@ def page(
     """A page of the template `NAME.html`, with the values that it names."""
     state = request.scope.get("state", {})
     caller, session = state.get("caller"), state.get("session")
-    theme = request.cookies.get("theme")
     text = _TEMPLATES.get_template(f"{template}.html").render(
         root=root_of(request),
         version=_static()[1],
@@ -113,7 +118,7 @@ def page(
         caller=caller if isinstance(caller, Caller) else None,
         session=session,
         proof=proof_of(session),
-        theme=theme if theme in _THEMES else None,
+        theme=theme_of(request),
         **values,
     )
     return HTMLResponse(text, status, {**_HEADERS, **(headers or {})})

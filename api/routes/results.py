@@ -19,9 +19,10 @@ from api.errors import responses, said_of
 from api.exports import Archive, ExportRequest, is_named
 from api.fields import JobId
 from api.pages.browser import wants_page
-from api.paging import ExportIn, Page, ResultOf, page_of, read_cursor
+from api.paging import ExportIn, Page, ResultOf, WinnersQuery, page_of, read_cursor
 from api.requests import BundleIn
 from api.schemas_jobs import (
+    CurrentWinnersOut,
     ProgressOut,
     ResultsOut,
     TrialsOut,
@@ -31,11 +32,13 @@ from api.state import Api, ApiDep
 from api.streams import progress_of
 from tuner.deploy.bundle.build import Bundle
 from tuner.devices.table import find_device
+from tuner.engines.engine import parse_spec
 from tuner.errors import UnknownDevice, UnwritableOutput
 from tuner.models.served_as import models_of
 from tuner.problems.registry import family_of, parse_problem
 from tuner.problems.results import Environment, Trial, Winner, entry_json
 from tuner.store.current_winners import current_winners
+from tuner.store.result_files import winner_json
 from tuner.store.results import parse_trial_cursor, trial_cursor
 from workers.coverage import WatchState, newest_environments, why_stale
 
@@ -122,6 +125,17 @@ def get_result(wanted: Annotated[ResultOf, Query()], caller: Reader, api: ApiDep
         "engine": wanted.engine,
         "environments": _histories(found, api),
     }
+
+
+@router.get("/winners", response_model=CurrentWinnersOut, responses=responses())
+def list_current_winners(
+    wanted: Annotated[WinnersQuery, Query()], caller: Reader, api: ApiDep
+) -> dict[str, Any]:
+    """List the winners that an export for a device and an engine would choose among."""
+    name, version = parse_spec(wanted.engine)
+    device = find_device(wanted.device).name
+    found = api.results.winners(device=device, engine=name, engine_version=version)
+    return {"winners": list(map(winner_json, found))}
 
 
 @router.delete("/results", status_code=204, responses=responses(404))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from html import escape, unescape
-from urllib.parse import quote, urljoin
+from urllib.parse import quote, urlencode, urljoin
 
 import pytest
 from api_server import ENTRY, NEVER, Server, serving, work
@@ -269,7 +269,95 @@ def test_a_form_takes_any_name_of_a_device(visitor: Visitor) -> None:
 
 def test_models_name_their_dtype_as_the_api_does(visitor: Visitor) -> None:
     html = visitor.open("/models")
-    assert "<td>fp8_w8a8</td>" in html and "Dtype." not in html
+    assert ">fp8_w8a8</td>" in html and "Dtype." not in html
+
+
+def test_lists_are_searched(visitor: Visitor) -> None:
+    def rows(path: str) -> list[str]:
+        return re.findall(r'<th scope="row"><a [^>]*>([^<]+)', visitor.open(path))
+
+    assert rows("/models?q=DeepSeek+v3.1") == ["deepseek-v3.1"]
+    assert 2 < len(rows("/models?q=qwen3+moe")) < len(rows("/models")) / 2
+    assert rows("/devices?q=ada+l40") == ["L40", "L40S"]
+    assert len(rows("/devices?q=")) > 40
+    for path in ("/models?q=nothing", "/devices?q=nothing"):
+        html = visitor.open(path)
+        assert "matches</h2>" in html and "<table" not in html
+    offer = re.compile(r'<li><a href="\?problem=')
+    assert len(offer.findall(visitor.open("/compare?q=deepseek+h200"))) == 1
+    assert not offer.findall(visitor.open("/compare?q=deepseek+gb300"))
+
+
+def test_jobs_are_found_by_a_part_of_their_model_and_counted_so(
+    server: Server, visitor: Visitor
+) -> None:
+    server.submit(seed=41, name="a%b_odd-Name")
+    for part, found in (("odd-name", True), ("a%b_", True), ("a_b", False), ("odd name", False)):
+        html = visitor.open(f"/jobs?{urlencode({'model': part})}")
+        assert ("No job matches" not in html) is found, part
+        assert bool(re.search(r"<b>1</b> queued", html)) is found, part
+    every = visitor.open("/jobs")
+    assert int(re.findall(r"<b>(\d+)</b> queued", every)[0]) > 1
+
+
+@pytest.fixture
+def empty(sqlite_url: str) -> Iterator[Server]:
+    """A server with a store of its own."""
+    with serving(ApiSettings(Settings(sqlite_url))) as running:
+        running.key = running.app.state.api.keys.add("me", Scope.ADMIN)
+        yield running
+
+
+def visitor_of(server: Server) -> Visitor:
+    someone = Visitor(replace(server, key=None))
+    someone.log_in(server.key or "")
+    return someone
+
+
+def test_a_queued_job_says_what_was_posted_before_it(empty: Server) -> None:
+    server, visitor = empty, visitor_of(empty)
+    worker = replace(WORKER, gpu="GPU-1", device="NVIDIA_H20", engines=("sglang==0.5.16",))
+    server.app.state.api.workers.beat(worker)
+    of_h20 = {"device": "H20", "engine": "sglang==0.5.16"}
+    first, second, third = (server.submit(seed=n, **of_h20)["id"] for n in (51, 52, 53))
+    assert "nothing on this device was posted before it" in visitor.open(f"/jobs/{first}")
+    html = visitor.open(f"/jobs/{third}")
+    assert re.search(r"2 queued jobs for this device were posted before it, about [\d.]+ \w+", html)
+    assert "1 queued job for this device was posted" in visitor.open(f"/jobs/{second}")
+
+
+def test_a_failed_job_leads_to_what_helps(server: Server, visitor: Visitor) -> None:
+    (failed,) = server.call("GET", "/v1/jobs?state=failed").json["jobs"]
+    html = visitor.open(f"/jobs/{failed['id']}")
+    assert re.search(r'<a class="button main" href="/jobs/new\?[^"]*">Post one like it</a>', html)
+    assert "<button>Try again</button>" in html
+    assert "Best times" not in html and 'id="bests"' not in html
+    server.submit(seed=61)
+    cancelled = server.submit(seed=62)["id"]
+    server.call("POST", f"/v1/jobs/{cancelled}/cancel")
+    assert '<button class="main">Try again</button>' in visitor.open(f"/jobs/{cancelled}")
+
+
+def test_entries_that_were_not_tuned_are_folded(empty: Server, sqlite_url: str) -> None:
+    untuned = replace(ENTRY, status=Status.INCUMBENT, median_us=None)
+    rest = [replace(untuned, point=one) for one in POINTS[1:]]
+    with ResultStore.open(sqlite_url) as store:
+        store.finish_run(store.begin_run(KEY), [ENTRY, *rest], Totals())
+    html = visitor_of(empty).open(RESULT)
+    shown, folded = html.split("<details>", 1)
+    assert f"{len(rest)} entries that were not tuned" in folded
+    assert shown.count('title="what was tried here"') == 1
+    assert folded.count('title="what was tried here"') == len(rest)
+
+
+def test_docs_follow_the_theme(visitor: Visitor) -> None:
+    assert '<html lang="en">' in visitor.open("/docs")
+    visitor.cookies["theme"] = "dark"
+    assert '<html lang="en" data-theme="dark">' in visitor.open("/docs")
+    visitor.cookies["theme"] = '"><script>'
+    assert '<html lang="en">' in visitor.open("/docs")
+    style = visitor.send("GET", "/docs/theme.css")
+    assert style.status == 200 and '[data-theme="dark"]' in style.body.decode()
 
 
 def test_a_job_is_cancelled_and_tried_again(server: Server, visitor: Visitor) -> None:

@@ -255,7 +255,15 @@ CASES: dict[str, Callable[[Page, Server], None]] = {
 # Forms of a button, boxes or a search alone, which the other tests of pages send without a browser;
 # `TestForms` of test_pages_login sends each with a wrong proof.
 PLAIN = {
-    *("get /", "get /jobs", "post /jobs/*/cancel", "post /jobs/*/retry", "post /jobs/*/delete"),
+    *(
+        "get /",
+        "get /jobs",
+        "get /models",
+        "get /devices",
+        "post /jobs/*/cancel",
+        "post /jobs/*/retry",
+        "post /jobs/*/delete",
+    ),
     *("post /jobs/chosen", "post /keys/*/revoke", "post /logout", "post /nights"),
     *("post /sessions/end-others", "post /watches/several", "post /watches/*/hide"),
     *("post /watches/*/remove", "post /workers/*/drain", "post /workers/*/resume"),

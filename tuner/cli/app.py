@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from importlib import metadata
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ from tuner.errors import BadInput, TunerError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from tuner.store.remote import StoredResults
     from tuner.store.results import ResultStore
 
 
@@ -30,7 +32,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "tune": "Find the fastest configurations of a model's kernels",
         "export": "Write what was found as the files that the engine loads",
         "diff": "Say what changed between two exports or nights, and by how much",
-        "results": "Give measured results to others, and take theirs",
+        "results": "List, show, forget, give and take stored results",
         "report": "Draw the stored results: engine's time, tuned, roofline",
     },
     "Check": {
@@ -90,16 +92,19 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "tuner export glm-4.6 --tp 8 --device H200",
         "tuner export --device L40S --allow-predicted --out configs",
         "tuner export --device H20 --model deepseek-r1 --tp 16 --engine vllm",
-        "tuner export --cluster cluster.toml --device H20",
+        "tuner export --device H20 --server http://tuner:8765",
     ),
     "diff": (
         "tuner diff configs-2026-11-24 configs-2026-11-25",
         "tuner diff 2026-11-24 2026-11-25",
     ),
     "results": (
-        "tuner results export --device H200",
+        "tuner results list --device H200",
         "tuner results import results_out/NVIDIA_H200/*.jsonl.gz",
     ),
+    "results list": ("tuner results list --server http://tuner:8765",),
+    "results show": ("tuner results show block_gemm:N=3072,K=1536 --device H100",),
+    "results forget": ("tuner results forget block_gemm:N=3072,K=1536 --device H100",),
     "results export": ("tuner results export --device H200 --engine vllm==0.33.0",),
     "results import": ("tuner results import results_out/NVIDIA_H200/*.jsonl.gz",),
     "report": (
@@ -315,6 +320,19 @@ def open_store() -> AbstractContextManager[ResultStore]:
     from tuner.store.results import ResultStore
 
     return ResultStore.open(database_url(os.environ))
+
+
+@contextmanager
+def open_results(server: str | None) -> Iterator[StoredResults]:
+    """Open the results of this machine's store, or of a server."""
+    if server is None:
+        with open_store() as store:
+            yield store
+        return
+    from tuner.jobs.client import RemoteQueue, api_key
+    from tuner.store.remote import RemoteResults
+
+    yield RemoteResults(RemoteQueue(server, api_key(os.environ)))
 
 
 def say(text: str) -> None:

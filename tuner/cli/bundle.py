@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli import complete
-from tuner.cli.app import command, open_store, say, show
+from tuner.cli.app import command, open_results, say, show
 from tuner.cli.family_options import FamilyChoice
-from tuner.cli.options import Captures, Json
+from tuner.cli.options import Captures, Json, ResultsServer
 from tuner.cli.targets import asked_model, problems_to_ship
 from tuner.devices.table import Device, find_device
 from tuner.errors import BadInput, ExportRefused
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tuner.engines.logs.served import CompletedHints
     from tuner.problems.points import Problem
     from tuner.problems.results import Winner
-    from tuner.store.results import ResultStore
+    from tuner.store.remote import StoredResults
 
 
 @command
@@ -79,6 +79,7 @@ def bundle(
             help="Bundle this model's problems; default: those of the cluster's model.",
         ),
     ] = None,
+    server: ResultsServer = None,
     as_json: Json = False,
 ) -> None:
     """Pack tuned configs, launch scripts and checks for a cluster.
@@ -102,7 +103,7 @@ def bundle(
     found = find_engine(engine or _spec(wanted, runs))
     preflight = run_preflight(parse_nodes(node), wanted.expected(card.name)) if node else None
     tune = command_line("tuner", "tune", "--cluster", str(cluster), "--device", card.name)
-    winners = _winners(card, found, tune)
+    winners = _winners(card, found, tune, server)
     built = build_bundle(
         winners,
         wanted,
@@ -157,10 +158,10 @@ def _differences(
     return other_server(runs.facts, made_for)
 
 
-def _winners(device: Device, engine: Engine, tune: str) -> Sequence[Winner]:
+def _winners(device: Device, engine: Engine, tune: str, server: str | None) -> Sequence[Winner]:
     """The stored winners. Raises ExportRefused if there are none; `tune` makes them."""
     name, version = engine.name, engine.version
-    with open_store() as store:
+    with open_results(server) as store:
         found = store.winners(device=device.name, engine=name, engine_version=version)
         if not found:
             _refuse_other_versions(store, device, engine, tune)
@@ -176,7 +177,7 @@ def _wanted(
     return problems_to_ship(specs, asked, FamilyChoice(None, {"ep": parallel.ep}))
 
 
-def _refuse_other_versions(store: ResultStore, device: Device, engine: Engine, tune: str) -> None:
+def _refuse_other_versions(store: StoredResults, device: Device, engine: Engine, tune: str) -> None:
     """Raises ExportRefused: there are no winners, or only those of other versions of the engine.
 
     `tune` is the command that makes them.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli import complete
-from tuner.cli.app import command, open_store, refuse_foreign, say, show
+from tuner.cli.app import command, open_results, open_store, refuse_foreign, say, show
 from tuner.cli.family_options import FamilyChoice, with_model_options
 from tuner.cli.options import (
     ClusterFile,
@@ -21,6 +21,7 @@ from tuner.cli.options import (
     Json,
     ModelName,
     ProblemSpecs,
+    ResultsServer,
     ServerArgs,
     Tp,
 )
@@ -29,6 +30,7 @@ from tuner.cli.targets import asked_model, divided, problems_to_ship
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.problems.registry import parse_problem
+from tuner.shell import command_line
 
 if TYPE_CHECKING:
     from tuner.export.diff import ExportDiff
@@ -68,6 +70,7 @@ def export(
     tp: Tp = 1,
     dtype: DtypeName = None,
     cluster: ClusterFile = None,
+    server: ResultsServer = None,
     as_json: Json = False,
 ) -> None:
     """Write the stored winners as the files that the engine loads, where they are faster than what
@@ -102,7 +105,7 @@ def export(
         asked, flags = asked_model(model, server_args, card, found, tp, dtype)
         wanted = problems_to_ship(problem or (), asked, choice)
         flags = divided(flags, found.name, choice)
-    with open_store() as store:
+    with open_results(server) as store:
         winners = store.winners(device=card.name, engine=found.name, engine_version=found.version)
     result = export_device(
         winners,
@@ -117,6 +120,9 @@ def export(
     for line in left_out_lines(result.left_out):
         say(line)
     show(as_json, result.as_json, result.as_text)
+    if result.files and not as_json and not into_engine:
+        proof = command_line("tuner", "load-proof", str(result.root), "server.log")
+        say(f"next, with the log of a server that was started so: {proof}")
 
 
 @command
@@ -169,6 +175,7 @@ def report(
     model: ModelName = None,
     tp: Tp = 1,
     dtype: DtypeName = None,
+    server: ResultsServer = None,
     as_json: Json = False,
 ) -> None:
     """Draw the stored winners: the engine's time, the tuned one and the roofline, by batch size.
@@ -185,7 +192,7 @@ def report(
     card, found = find_device(device), find_engine(engine)
     asked, flags = asked_model(model, server_args, card, found, tp, dtype)
     wanted = problems_to_ship(problem or (), asked, choice)
-    with open_store() as store:
+    with open_results(server) as store:
         stored = store.winners(device=card.name, engine=found.name, engine_version=found.version)
     winners = wanted_winners(wanted, stored, card, found)
     winners = for_servers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
@@ -16,18 +17,21 @@ from tuner.cli.app import command, print_json, say, show
 from tuner.cli.options import Json, OneDevice, Server
 from tuner.devices.table import find_device
 from tuner.errors import BadInput, ServerUnavailable, TunerError, UnknownJob, UnusableStore
-from tuner.render import folded, list_width, printable, table
+from tuner.render import columns, folded, list_width, printable, table
 from tuner.shell import command_line
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from tuner.jobs.job import Job, JobEvent, JobRequest, UnreadableRequest
     from tuner.jobs.queue import Queue
+    from tuner.tuning.progress import LiveLine
 
 FOLLOW_S = 0.5
 LOST_S = 300.0  # give up when a server or database does not answer for this long
 PAUSE_S = 10.0  # longest pause between two tries
 ENDED_BADLY = ("dead", "failed")
 NEWEST = 1000  # jobs among which the beginning of an id is looked for
+TOLD_S = 10.0  # between two lines about trials
+SHORT_ID = 12  # characters: ten are the time, two tell jobs of one moment apart
 WHY = 90  # characters of a reason in a list
 
 JobId = Annotated[
@@ -55,7 +59,10 @@ def jobs(
     device: OneDevice = None,
     model: Annotated[
         str | None,
-        typer.Option(autocompletion=complete.models, help="Only for this model; default: all."),
+        typer.Option(
+            autocompletion=complete.models,
+            help="Only for models whose names have this; default: all.",
+        ),
     ] = None,
     client: Annotated[
         str | None, typer.Option(help="Only of this client, as a key's name; default: all.")
@@ -110,7 +117,8 @@ def job(
         waiting = queue.waiting(found)
     error = "\n".join(map(printable, found.error.splitlines()))
     after = _next_step(found, server) if found.state is JobState.DONE else ""
-    text = "\n\n".join(filter(None, (_job_table([(found, waiting)]), error, waiting, after)))
+    shown = _job_table([(found, waiting)], {found.id: found.id})
+    text = "\n\n".join(filter(None, (shown, error, waiting, after)))
     show(as_json, lambda: _as_json(found, waiting), lambda: text)
     if follow and found.state is not JobState.DONE:
         raise typer.Exit(1)
@@ -164,7 +172,13 @@ def retry(job_id: JobId, server: Server = None, as_json: Json = False) -> None:
 
 
 def _follow(queue: Queue, found: Job) -> Job:
-    """Print each event of a job once, until it ends. Short outages are waited out."""
+    """Print each event of a job once, and its trials in a line, until it ends."""
+    with contextlib.closing(_TrialsLine()) as trials:
+        return _followed(queue, found, trials)
+
+
+def _followed(queue: Queue, found: Job, trials: _TrialsLine) -> Job:
+    """Tell of a job until it ends. Short outages are waited out."""
     seen, outage = 0, _Outage()
     reason = ""
     while True:
@@ -173,7 +187,8 @@ def _follow(queue: Queue, found: Job) -> Job:
             for event in queue.events(found.id, after=seen):
                 seen = event.seq
                 reason = str(event.data.get("reason", ""))
-                say(_event_line(event))
+                if not trials.takes(event):
+                    say(_event_line(event))
             waiting = queue.waiting(found)
             if waiting != reason and waiting:  # its workers have gone since
                 say(f"waiting: {waiting}")
@@ -188,15 +203,54 @@ def _follow(queue: Queue, found: Job) -> Job:
 
 
 def _next_step(found: Job, server: str | None) -> str:
-    """Where the result of a job that is done can be seen, and how it becomes files."""
-    if server is not None:
-        return f"its gain and its files: {server.rstrip('/')}/jobs/{found.id}"
+    """How the result of a job that is done is shown, and how it becomes files."""
     request = found.request
     options = ["--device", request.device, "--engine", request.engine]
     options += ["--problem", request.spec]
+    options += ["--server", server] if server else []
     predicted = ["--allow-predicted"] if request.measure == "predict" else []
     report = command_line("tuner", "report", *options)
     return f"its gain: {report}\nits files: {command_line('tuner', 'export', *options, *predicted)}"
+
+
+class _TrialsLine:
+    """Tells of a job's trials in one line: drawn on a terminal, printed every TOLD_S elsewhere."""
+
+    def __init__(self) -> None:
+        self._line: LiveLine | None = None
+        self._tried = self._most = 0
+        self._best = ""
+
+    def takes(self, event: JobEvent) -> bool:
+        """Return whether an event is of trials; any other one ends the line."""
+        from tuner.jobs.job import PLANNED
+
+        if event.kind != "trials":
+            self.close()
+            self._most = int(event.data["to_try"]) if event.kind == PLANNED else self._most
+            return False
+        self._tried += int(event.data["tried"])
+        for at, time_us in event.data["best_us"].items():
+            self._best = f"; best {at} {time_us:.1f} us"
+        if self._line is None:
+            from tuner.tuning.progress import LiveLine
+
+            self._line = LiveLine(sys.stderr, self._text, self._done, every_s=TOLD_S)
+        return True
+
+    def close(self) -> None:
+        """End the line, and leave what it said."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+            say(self._text(columns()))
+
+    def _text(self, width: int) -> str:
+        most = f" of at most {self._most}" if self._tried < self._most else ""
+        return printable(f"trials: {self._tried}{most} tried{self._best}")[:width]
+
+    def _done(self) -> tuple[int, int]:
+        return self._tried, max(self._tried, self._most)
 
 
 class _Outage:
@@ -220,11 +274,8 @@ def _event_line(event: JobEvent) -> str:
     from tuner.jobs.job import PLANNED
 
     data: dict[str, Any] = dict(event.data)
-    if event.kind == "trials":
-        best = ", ".join(f"{at} {time_us:.1f} us" for at, time_us in data["best_us"].items())
-        text = f"{data['tried']} tried" + (f"; best {best}" if best else "")
-    elif event.kind == PLANNED:
-        text = f"at most {data['to_try']} configurations"
+    if event.kind == PLANNED:
+        text = f"at most {data['to_try']} configurations, and the engine's own"
     else:
         shown = ("reason", "owner", "run_id")
         text = ", ".join(f"{name} {data[name]}" for name in shown if name in data)
@@ -240,14 +291,25 @@ def _list_text(found: Sequence[tuple[Job, str]]) -> str:
     one line; on a terminal, which a column more would not fit, below the table.
     """
     whys = {job.id: why for job, waiting in found if (why := _why(job, waiting))}
+    shown = _shown_ids([job.id for job, _ in found])
     if not whys or list_width() is not None:
-        return _job_table(found, whys)
+        return _job_table(found, shown, whys)
     lines: dict[str, list[str]] = {}
     for job, waiting in found:
         if job.id in whys:
-            lines.setdefault(f"{_state(job, waiting)}: {whys[job.id]}", []).append(job.id)
+            lines.setdefault(f"{_state(job, waiting)}: {whys[job.id]}", []).append(shown[job.id])
     told = [f"{line} ({_ids(ids)})" for line, ids in lines.items()]
-    return folded("\n".join([_job_table(found), "", *map(printable, told)]))
+    return folded("\n".join([_job_table(found, shown), "", *map(printable, told)]))
+
+
+def _shown_ids(ids: Sequence[str]) -> dict[str, str]:
+    """The ids as a list shows them: on a terminal a beginning that no other of them has."""
+    if list_width() is not None:
+        return {one: one for one in ids}
+    length = SHORT_ID
+    while len({one[:length] for one in ids}) < len(ids):
+        length += 1
+    return {one: one[:length] for one in ids}
 
 
 def _ids(ids: Sequence[str]) -> str:
@@ -261,8 +323,14 @@ def _state(found: Job, waiting: str) -> str:
     return "stalled" if waiting and found.state in HELD else found.state.value
 
 
-def _job_table(found: Sequence[tuple[Job, str]], whys: Mapping[str, str] | None = None) -> str:
-    """The jobs, each with why it does not go on; with `whys`, by id, also a column of reasons."""
+def _job_table(
+    found: Sequence[tuple[Job, str]],
+    ids: Mapping[str, str],
+    whys: Mapping[str, str] | None = None,
+) -> str:
+    """The jobs, each with its id as `ids` shows it, and why it does not go on; with `whys`, by id,
+    also a column of reasons.
+    """
     from tuner.jobs.workers import ago
 
     columns = ("job", "state", "device", "model or problem", "measure", "attempts", "age")
@@ -270,7 +338,7 @@ def _job_table(found: Sequence[tuple[Job, str]], whys: Mapping[str, str] | None 
     now = datetime.now(timezone.utc)
     rows = [
         (
-            job.id,
+            ids[job.id],
             _state(job, waiting),
             job.request.device,
             _name(job.request),

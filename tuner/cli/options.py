@@ -119,6 +119,13 @@ Server = Annotated[
     str | None,
     typer.Option(envvar="TUNER_SERVER", help="URL of the service; default: the local store."),
 ]
+# TUNER_SERVER is not read here: what `tune` just stored on this machine is to be exported next.
+ResultsServer = Annotated[
+    str | None,
+    typer.Option(
+        "--server", help="URL of the service whose results to take; default: the local store."
+    ),
+]
 WritePatch = Annotated[
     Path | None,
     typer.Option(

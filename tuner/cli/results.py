@@ -1,4 +1,4 @@
-"""The commands that give measured results to other stores, and take theirs."""
+"""The commands that list, show and forget results, give them to other stores, and take theirs."""
 
 from __future__ import annotations
 
@@ -9,24 +9,132 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.app import app, guarded, show
-from tuner.cli.options import DeviceOrHere, EngineSpec, Json
+from tuner.cli.app import app, guarded, open_results, say, show
+from tuner.cli.coverage import open_watching
+from tuner.cli.options import DeviceOrHere, EngineSpec, Json, OneDevice, ResultsServer
 from tuner.cli.runs import waiting
 from tuner.devices.table import find_device
 from tuner.errors import BadInput, UnknownDevice
 from tuner.problems.points import UNKNOWN_SERVER
+from tuner.problems.registry import parse_problem
+from tuner.render import list_width, table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tuner.devices.table import Device
     from tuner.measure.workbench import Workbench
+    from tuner.problems.points import Problem
+    from tuner.problems.results import Winner
     from tuner.store.exchange import ResultExchange
+    from tuner.store.remote import StoredResults
     from tuner.store.result_files import RunResult
     from tuner.tuning.request import PreparedRun
 
 results = typer.Typer(
-    name="results", help="Give measured results to others, and take theirs.", no_args_is_help=True
+    name="results",
+    help="List, show and forget results, give them to others, and take theirs.",
+    no_args_is_help=True,
 )
 app.add_typer(results)
+
+StoredProblem = Annotated[
+    str, typer.Argument(metavar="PROBLEM", help="A problem, as `tuner results list` names it.")
+]
+
+
+@results.command("list")
+@guarded
+def list_results(
+    device: OneDevice = None, server: ResultsServer = None, as_json: Json = False
+) -> None:
+    """List what is stored, by problem, device and engine."""
+    from tuner.problems.results import counted
+
+    with open_watching(server) as stored:
+        rows = list(stored.stored(find_device(device).name if device else None))
+    cells = [
+        (
+            row["problem"],
+            row["device"],
+            f"{row['environment']['engine']} {row['environment']['engine_version']}",
+            row["standing"],
+            counted(row["points"]),
+            row["newest"][:10],
+        )
+        for row in rows
+    ]
+    heads = ("problem", "device", "engine", "state", "entries", "newest")
+    show(
+        as_json,
+        lambda: rows,
+        lambda: table(heads, cells, drop=("newest", "state"), width=list_width()),
+    )
+
+
+@results.command("show")
+@guarded
+def show_result(
+    problem: StoredProblem,
+    device: DeviceOrHere = "",
+    engine: EngineSpec = "sglang",
+    server: ResultsServer = None,
+    as_json: Json = False,
+) -> None:
+    """Show a problem's entries: the engine's time, the tuned one, the gain and the roofline."""
+    from tuner.devices.here import device_or_here
+    from tuner.pictures.rows import rows_of
+    from tuner.pictures.write import as_text
+
+    card = device_or_here(device)
+    with open_results(server) as store:
+        winners = _winners_of(store, parse_problem(problem), card, engine)
+    rows = rows_of(winners[0].problem, winners, card)
+    show(
+        as_json,
+        lambda: {"problem": problem, "rows": [row.as_json() for row in rows]},
+        lambda: as_text(winners[0].problem, rows, winners),
+    )
+
+
+@results.command("forget")
+@guarded
+def forget_result(
+    problem: StoredProblem,
+    device: DeviceOrHere = "",
+    engine: Annotated[str, typer.Option(help="NAME of the engine, e.g. vllm.")] = "sglang",
+    server: ResultsServer = None,
+) -> None:
+    """Forget the results of a problem on a device, in all versions of an engine.
+
+    What was tried stays stored, and the problem is tuned anew when it is asked for.
+    """
+    from tuner.devices.here import device_or_here
+    from tuner.engines.engine import parse_spec
+
+    card, (name, version) = device_or_here(device), parse_spec(engine)
+    if version:
+        raise BadInput(f"--engine {engine}: all versions are forgotten: give {name}")
+    with open_results(server) as store:
+        found = _winners_of(store, parse_problem(problem), card, name)
+        store.withdraw(found[0].problem, card.name, name)
+    say(f"forgot the results of {problem} on {card.name} with {name}")
+
+
+def _winners_of(
+    store: StoredResults, problem: Problem, card: Device, engine: str
+) -> Sequence[Winner]:
+    """Return the current winners of a problem. Raises BadInput if there are none."""
+    from tuner.engines.engine import parse_spec
+
+    name, version = parse_spec(engine)
+    some = store.winners(device=card.name, engine=name, engine_version=version)
+    if found := [one for one in some if one.problem == problem]:
+        return found
+    raise BadInput(
+        f"nothing is stored of {problem.spec()} on {card.name} with {engine}: `tuner results list` "
+        "shows what is"
+    )
 
 
 @results.command("export")

@@ -13,6 +13,7 @@ import typer
 
 from tuner.cli.app import open_store, print_json, say
 from tuner.errors import CompilerUnavailable, TunerError
+from tuner.shell import command_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,6 +69,20 @@ def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> 
         say(f"{len(totals)} problems: {work_line(totals, predicted=predicted)}")
     if as_json:
         print_reports(reports, as_json)
+    else:
+        say(f"next: {_export_line(requests)}")
+
+
+def _export_line(requests: Sequence[Request]) -> str:
+    """The command that writes the files of what some requests tuned, on this machine."""
+    from tuner.problems.results import MeasureKind
+
+    card, engine = requests[0].device, requests[0].engine
+    words = ["--device", card.name, "--engine", f"{engine.name}=={engine.version}"]
+    problems = dict.fromkeys(one.problem.spec() for one in requests)
+    words += [word for problem in problems for word in ("--problem", problem)]
+    predicted = any(one.source.kind is MeasureKind.PREDICT for one in requests)
+    return command_line("tuner", "export", *words, *["--allow-predicted"] * predicted)
 
 
 def opened(request: Request, workbench: Workbench) -> tuple[PreparedRun, TimeSource]:

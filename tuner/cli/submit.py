@@ -33,6 +33,7 @@ from tuner.cli.targets import (
     targets_and_settings,
 )
 from tuner.devices.table import Device, find_device
+from tuner.shell import command_line
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from typing import Any
@@ -109,6 +110,9 @@ def submit(
         answers = queue.submit_all(jobs.requests, priority=priority) if jobs.requests else []
         waiting = {reason for one in answers if (reason := queue.waiting(one.job))}
     _show_submitted(answers, sorted(waiting), as_json)
+    if answers and not as_json:
+        one = ("job", answers[0].job.id, "--follow") if len(answers) == 1 else ("jobs",)
+        say(f"next: {command_line('tuner', *one, *(['--server', server] if server else []))}")
 
 
 def _show_submitted(answers: Sequence[Submitted], waiting: Sequence[str], as_json: bool) -> None:

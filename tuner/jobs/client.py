@@ -96,7 +96,7 @@ T = TypeVar("T")
 
 
 class RemoteQueue:
-    """A server's queue, watches, coverage and nights.
+    """A server's queue, results, watches, coverage and nights.
 
     Raises ServerUnavailable where the server does not answer, and BadInput, with the server's
     message, for a request that it refuses.
@@ -186,6 +186,19 @@ class RemoteQueue:
                     yield _read_event(job_id, data)
             except (OSError, http.client.HTTPException, ValueError):
                 return  # the stream broke: the caller asks again
+
+    def winners(self, device: str, engine: str, read: Callable[[Json], T]) -> Sequence[T]:
+        """The current winners for a device and an engine, NAME or NAME==VERSION, as `read` makes
+        them.
+        """
+        path = f"/v1/winners?{urllib.parse.urlencode({'device': device, 'engine': engine})}"
+        return self._ask("GET", path, read=lambda got: _each(got["winners"], read))
+
+    def withdraw(self, problem: str, device: str, engine: str) -> None:
+        """Withdraw the winners of a problem. Raises BadInput where the key may not."""
+        of = urllib.parse.urlencode({"problem": problem, "device": device, "engine": engine})
+        with self._open("DELETE", f"/v1/results?{of}"):
+            pass
 
     def watches(self) -> Sequence[Json]:
         """The watches that were added, in order of their ids."""

@@ -17,7 +17,7 @@ class JobQuery:
     """Which jobs to list. A field that is None or empty excludes none."""
 
     device: str | None = None  # the device table's name
-    model: str | None = None  # as the job's request names it
+    model: str | None = None  # a part of the name that the job's request has, in either case
     client: str | None = None  # who posted it first
     states: frozenset[JobState] = frozenset()
 

@@ -182,11 +182,15 @@ class JobStore(Queries):
         with self._read() as connection:
             return {row.id: row.event_count for row in connection.execute(query)}
 
-    def counts(self) -> dict[JobState, int]:
-        """The number of jobs in each state. States without jobs are left out."""
+    def counts(self, wanted: JobQuery = ALL_JOBS) -> dict[JobState, int]:
+        """The number of jobs in each state, whatever states the query names.
+
+        States without jobs are left out.
+        """
         query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
         with self._read() as connection:
-            return {JobState(state): count for state, count in connection.execute(query)}
+            rows = connection.execute(query.where(*_conditions(wanted, None)))
+            return {JobState(state): count for state, count in rows}
 
     def forget_idempotency_keys(self, older_than: timedelta = timedelta(days=7)) -> int:
         """Delete old keys and return their number. Their jobs stay."""
@@ -291,11 +295,12 @@ def _conditions(query: JobQuery, after: tuple[datetime, str] | None) -> list[Col
     conditions: list[ColumnElement[bool]] = []
     for column, value in (
         (jobs.c.device, query.device),
-        (jobs.c.model, query.model),
         (jobs.c.client, query.client),
     ):
         if value is not None:
             conditions.append(column == value)
+    if query.model is not None:
+        conditions.append(jobs.c.model.icontains(query.model, autoescape=True))
     if after is not None:
         conditions.append(place < after)
     return conditions

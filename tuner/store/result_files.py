@@ -16,7 +16,8 @@ from typing import Any
 
 from tuner.errors import BadInput
 from tuner.export.files import write_all
-from tuner.problems.results import SHELF_RUN, Entry, RunKey, Totals, Winner
+from tuner.problems.registry import parse_problem
+from tuner.problems.results import SHELF_RUN, Entry, Environment, RunKey, Totals, Winner
 from tuner.store.rows import entry_row, read_entry, read_key, run_row
 
 FORMAT = 1
@@ -69,6 +70,32 @@ def read_result(values: object) -> RunResult:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{type(error).__name__}: {error}"
         raise BadInput(f"this result of a run cannot be read: {what[:200]}") from None
+
+
+def winner_json(winner: Winner) -> dict[str, Any]:
+    """A winner as JSON, which `read_winner` reads back."""
+    other = winner.unpredicted
+    return {
+        "problem": winner.problem.spec(),
+        "environment": asdict(winner.environment),
+        "entry": _entry_json(winner.entry),
+        "run_id": winner.run_id,
+        "published_at": winner.published_at.isoformat(),
+        "unpredicted": winner_json(other) if other else None,
+    }
+
+
+def read_winner(values: Mapping[str, Any]) -> Winner:
+    """Read the JSON that `winner_json` makes. Raises KeyError, TypeError and ValueError."""
+    other = values["unpredicted"]
+    return Winner(
+        parse_problem(values["problem"]),
+        Environment(**values["environment"]),
+        read_entry(values["entry"]),
+        int(values["run_id"]),
+        datetime.fromisoformat(values["published_at"]),
+        read_winner(other) if other else None,
+    )
 
 
 def read_results(path: Path) -> list[RunResult]:

@@ -152,11 +152,14 @@ class LiveLine:
         text: Callable[[int], str],
         done: Callable[[], tuple[int, int]] | None = None,
         since: float | None = None,
+        every_s: float | None = None,
     ) -> None:
         """`text` gets the columns that it may fill; `done` gives how much of how much is done.
 
-        `since`: when the command began, by `time.monotonic`, if it had other lines before.
+        `since`: when the command began, by `time.monotonic`, if it had other lines before;
+        `every_s`: seconds between two lines, if they are not to become rarer.
         """
+        self._every_s = every_s
         self._began = time.monotonic() if since is None else since
         self._stream, self._text = stream, text
         self._closed = threading.Event()
@@ -176,7 +179,7 @@ class LiveLine:
             self._thread.join()
 
     def _write_lines(self) -> None:
-        while not self._closed.wait(plain_pause_s(time.monotonic() - self._began)):
+        while not self._closed.wait(self._every_s or plain_pause_s(time.monotonic() - self._began)):
             try:
                 self._stream.write(self._text(WIDTH) + "\n")
                 self._stream.flush()

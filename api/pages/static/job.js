@@ -116,7 +116,7 @@ export function follow(job, showTimes) {
       `${whole(tried)} tried, ${whole(timed)} timed a minute`;
     const said = document.getElementById("left");
     if (said && document.getElementById("tried").dataset.most) {
-      said.textContent = duration((60 * Math.max(0, left)) / tried);
+      said.textContent = left > 0 ? duration((60 * left) / tried) : "–";
     }
   }
 
