@@ -16,7 +16,9 @@ import statistics
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -67,6 +69,10 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     importlib.import_module("sglang.srt.managers.scheduler")
     importlib.import_module("sglang.srt.utils").is_cuda = lambda *_: on == "cuda"
+    if find_spec("sgl_kernel") is None:  # the backend asks it for one property of the GPU
+        for name in ("sgl_kernel", "sgl_kernel.utils"):
+            sys.modules[name] = ModuleType(name)
+        sys.modules["sgl_kernel.utils"].is_arch_support_pdl = lambda: True  # as on Hopper
     plugin.register()
     importlib.import_module("sglang.srt.plugins.hook_registry").HookRegistry.apply_hooks()
     extend = build_backend(deterministic=False, kv_splits=8).extend_attention_fwd
