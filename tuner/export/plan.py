@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from tuner.backends.measured import Raced, races
+from tuner.backends.measured import races
 from tuner.backends.registry import no_module, stale_words
 from tuner.devices.table import Device
 from tuner.engines.dispatch import what_runs
@@ -194,7 +194,8 @@ def _plan(
     gain, status = (None, None) if stale else _known_gain(entries)
     shelf = any(one.from_shelf for one in served if one.status is Status.OK)
     file, tuned_on = _file(problem, engine, device, entries)
-    raced = _raced(problem, device, runs) if gain is None else None
+    others = [one.backend for one in runs.kernels] if runs and not runs.older else []
+    raced = races(problem, device.name, others) if gain is None else None
     if raced and raced.engine == f"{engine.name}=={engine.version}":
         gain = raced.problems.get(problem.spec())
     return ProblemPlan(
@@ -210,13 +211,6 @@ def _plan(
         from_shelf=gain is not None and (shelf or raced is not None),
         leave=raced.words if raced else "",
     )
-
-
-def _raced(problem: Problem, device: Device, runs: Runs | None) -> Raced | None:
-    """Return what was measured beside the libraries that servers run, or may run."""
-    if runs is None or runs.older:
-        return None
-    return races(problem, device.name, [kernel.backend for kernel in runs.kernels])
 
 
 def _reads(runs: Runs | None) -> Reads:
