@@ -195,16 +195,12 @@ class Matrix:
     def _on_shelf(self, watched: Sequence[JobRequest]) -> set[tuple[str, str, Problem]]:
         """Return the devices, engines and problems of requests that the shelf answers."""
         engines = {one.engine.partition("==")[0] for one in watched}
-        devices, problems = ({one.device for one in watched}, {one.problem for one in watched})
-        shelved = published_for(devices, engines, problems)
-        known = {(one.environment.device, one.problem) for one in shelved}
-        some = [one for one in watched if (one.device, one.problem) in known]
-        statuses = watch_statuses(some, self._lookups) if some else ()
-        return {
-            (one.request.device, one.request.engine, one.request.problem)
-            for one in statuses
-            if one.why == FROM_SHELF
-        }
+        devices, asked = {one.device for one in watched}, {one.problem for one in watched}
+        shelved = {one.problem for one in published_for(devices, engines, asked)}
+        some = [one for one in watched if one.problem in shelved]
+        found = watch_statuses(some, self._lookups) if some else ()
+        answered = [one.request for one in found if one.why == FROM_SHELF]
+        return {(one.device, one.engine, one.problem) for one in answered}
 
     def _lacks(self, known: _Known) -> bool:
         """Return whether another server of the store withdrew a result that is known here."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from tuner.backends.measured import Raced, races
+from tuner.backends.measured import races
 from tuner.backends.registry import no_module, stale_words
 from tuner.devices.table import Device
 from tuner.engines.dispatch import Runs, what_runs
@@ -242,7 +242,8 @@ def _plan(
     gain, status = (None, None) if stale else _known_gain(entries)
     shelf = any(winner.from_shelf for winner in served if winner.status is Status.OK)
     file, tuned_on = _file(one.problem, engine, device, entries)
-    raced = _raced(one.problem, device, one.runs) if gain is None else None
+    others = [it.backend for it in one.runs.kernels] if one.runs and not one.runs.older else []
+    raced = races(one.problem, device.name, others) if gain is None else None
     if raced and raced.engine == "==".join(place):
         gain = raced.problems.get(one.problem.spec())
     return ProblemPlan(
@@ -259,13 +260,6 @@ def _plan(
         from_shelf=gain is not None and (shelf or raced is not None),
         leave=raced.words if raced else "",
     )
-
-
-def _raced(problem: Problem, device: Device, runs: Runs | None) -> Raced | None:
-    """Return what was measured beside the libraries that servers run, or may run."""
-    if runs is None or runs.older:
-        return None
-    return races(problem, device.name, [kernel.backend for kernel in runs.kernels])
 
 
 def _reads(runs: Runs | None) -> Reads:

@@ -347,13 +347,10 @@ def _with_shelf(found: list[Winner], others: Sequence[Winner]) -> list[Winner]:
     found += [w for w in others if (w.problem, w.environment, w.entry.point, w.status) not in own]
     place = {problem: at for at, problem in enumerate(dict.fromkeys(w.problem for w in found))}
     order = {part: at for at, part in enumerate(parts())}
-
-    def key(winner: Winner) -> tuple[int, ...]:
-        point = winner.entry.point
-        size = point.batch_size, point.new_tokens, point.cached_tokens
-        return place[winner.problem], *size, order[point.part]
-
-    return sorted(found, key=key)
+    return sorted(
+        found,
+        key=lambda w: (place[w.problem], _columns(w.entry.point)[1:], order[w.entry.point.part]),
+    )
 
 
 def by_point() -> tuple[ColumnElement[Any], ...]:

@@ -17,13 +17,15 @@ def doubts(prepared: PreparedRun, entries: Sequence[Entry], workbench: Workbench
     """Say why entries are not believed; nothing if each compiles to what it says, fits the device
     and stands beside the configurations that the engine really has.
     """
-    yield from _wrong_times(entries)
     own = prepared.goal(KnownBefore()).incumbents
     for entry in entries:
+        if entry.status not in WINNING or entry.status is Status.PREDICTED:
+            yield f"{entry.point}: it was not measured: {entry.status.value}"
+        elif entry.status is Status.OK and not (entry.median_us or 0) > 0:
+            yield f"{entry.point}: it has no time"
+        here = own.get(entry.point, {})
         for name, incumbent in entry.incumbents.items():
-            if incumbent.backend == TRITON and incumbent.config != own.get(entry.point, {}).get(
-                name
-            ):
+            if incumbent.backend == TRITON and incumbent.config != here.get(name):
                 yield f"{entry.point}: the engine here has another {name} configuration"
     at = {Candidate(entry.point, entry.config): entry for entry in entries}
     for candidate, compiled in compile_all(prepared, workbench, list(at)).items():
@@ -35,14 +37,6 @@ def doubts(prepared: PreparedRun, entries: Sequence[Entry], workbench: Workbench
                 f"{candidate.point}: it has {said} bytes of shared memory, and its configuration "
                 f"compiles to {compiled.shared_bytes}"
             )
-
-
-def _wrong_times(entries: Sequence[Entry]) -> Iterator[str]:
-    for entry in entries:
-        if entry.status not in WINNING or entry.status is Status.PREDICTED:
-            yield f"{entry.point}: it was not measured: {entry.status.value}"
-        elif entry.status is Status.OK and not (entry.median_us or 0) > 0:
-            yield f"{entry.point}: it has no time"
 
 
 def measured_again(prepared: PreparedRun, entries: Sequence[Entry]) -> PreparedRun:
