@@ -24,6 +24,7 @@ from api.fields import (
     Measure,
     Name,
     Strict,
+    refusing,
 )
 from api.matrix import CellState, MatrixOrder, RowFilter
 from api.requests import ModelText, ServerFlags, SubmitModel
@@ -36,6 +37,7 @@ from tuner.problems.dtypes import Dtype
 from tuner.problems.options import COUNT
 from tuner.tuning.request import Effort
 from workers.coverage import WatchedFilter
+from workers.watches import check_model
 
 Next = Annotated[str | None, Field(description="`after` of the next page; null on the last.")]
 
@@ -151,7 +153,7 @@ class WinnersQuery(Strict):
 class PlanQuery(Strict):
     """The model to plan, and how it is served."""
 
-    model: ModelText
+    model: Annotated[ModelText, refusing(check_model)]
     device: KnownDevice
     tp: int = Field(1, ge=COUNT.ge, le=COUNT.le, description="Tensor-parallel size.")
     ep: int = Field(1, ge=COUNT.ge, le=COUNT.le, description="Expert-parallel size.")

@@ -27,7 +27,7 @@ from tuner.problems.results import SHELF_RUN, Environment, MeasureKind, Publishe
 from tuner.store.lookups import EnvironmentSeen, Lookups, StoredSummary
 from tuner.store.workers import WorkerStore
 from tuner.tuning.gains import TRITONS_OWN, WITHOUT_US
-from workers.watches import LeftAlone, Unresolved, Watched, WatchList
+from workers.watches import LeftAlone, Unresolved, Watch, Watched, WatchList
 
 # Fields of an environment whose changes make results stale.
 OF_KERNELS = ("engine_version", "kernel_hash", "triton")
@@ -293,10 +293,15 @@ def watched_rows(
 ) -> list[dict[str, Any]]:
     """A page of the watched problems and their states, in the order of the watch list."""
     workers = WorkerStore(lookups.database).list()
-    every = ((watch.id, one) for watch in watch_list.watches for one in watch.requests(workers))
-    page = list(
-        islice((row for row in every if not wanted or wanted.has(row[1])), skip, skip + limit)
-    )
+    model = wanted.model if wanted else None
+    asked = [
+        watch
+        for watch in watch_list.watches
+        if model is None or (isinstance(watch, Watch) and model in watch.models)
+    ]
+    every = ((watch.id, one) for watch in asked for one in watch.requests(workers))
+    found = (row for row in every if wanted is None or wanted.has(row[1]))
+    page = list(islice(found, skip, skip + limit))
     resolved = [request for _, request in page if isinstance(request, JobRequest)]
     statuses = iter(watch_statuses(resolved, lookups))
     return [

@@ -26,8 +26,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +129,8 @@ class Watch:
             try:
                 need = JobRequirements(find_device(device).name, self.measure == "gpu", self.engine)
                 engine = need.newest(workers, here).engine
-                jobs = self._jobs(model, tp, ep, dtype, engine, find_device(device))
+                minute = int(time.monotonic() // 60)
+                jobs = _jobs(self, model, tp, ep, dtype, engine, find_device(device).name, minute)
                 # Results are judged by the version that a job gets where workers say so.
                 pinned = need.pinned(workers, None).engine
             except TunerError as error:
@@ -141,9 +144,10 @@ class Watch:
                 if left.what not in self.hidden:
                     yield LeftAlone(model, find_device(device).name, left.what, left.why)
 
-    def _jobs(
+    def jobs(
         self, model: str, tp: int, ep: int, dtype: str | None, engine: str, device: Device
     ) -> ModelJobs:
+        """The jobs of one combination. Raises BadInput."""
         name, version = parse_spec(engine)
         flags = server_settings(self.server_args)
         serving = Serving(
@@ -177,6 +181,13 @@ class Watch:
         place, kind = (name, version or ""), parse_source(self.measure).kind
         unread = bool(self.families)
         return model_jobs(targets, place, device, settings, kind, request_of, unread=unread)
+
+
+@lru_cache(maxsize=1024)
+def _jobs(watch: Watch, *combination: Any) -> ModelJobs:  # noqa: ANN401  # as `jobs` takes them
+    """At most a minute old: pages ask again and again, and an engine may change in place."""
+    *parts, device, _ = combination
+    return watch.jobs(*parts, find_device(device))
 
 
 @dataclass(frozen=True)

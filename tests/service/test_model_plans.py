@@ -154,6 +154,20 @@ def test_an_option_of_no_family_of_the_model_is_refused(untouched):
     )
 
 
+@pytest.mark.parametrize("text", ["0" * 2000, "/etc/passwd", "no-such-model", "moe:E=8"])
+def test_a_plan_of_a_text_that_names_no_model_is_refused(untouched, text):
+    refused = untouched.call("GET", f"/v1/plan?model={text}&device=L40S").problem(422)
+    assert "no preset is called" in refused or "unknown kind of problem" in refused
+
+
+def test_a_problem_has_a_plan_too(server):
+    problem = "fused_moe:E=8,N=64,K=128,top_k=2,dtype=bfloat16"
+    (one,) = plan(server, model=problem, device="L40S", engine=SGLANG)["problems"]
+    assert (one["problem"], one["tune"], one["family"]) == (problem, True, "fused_moe")
+    (job,) = post(server, {"model": problem, "device": "L40S", "engine": SGLANG})["jobs"]
+    assert job["request"]["problem"] == problem
+
+
 def test_a_full_queue_takes_none_of_a_model_s_jobs(server):
     server.app.state.api.settings = server.app.state.api.settings.__class__(
         **{**vars(server.app.state.api.settings), "queued": 3}
