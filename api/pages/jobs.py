@@ -83,6 +83,7 @@ def show_jobs(
         counts=api.jobs.counts(wanted.query()),
         states=list(JobState),
         devices=devices,
+        device=full_name(wanted.device or ""),
     )
 
 

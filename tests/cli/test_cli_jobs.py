@@ -1,10 +1,13 @@
 """`tuner submit`, `jobs`, `job`, `cancel` and `nightly` on a local store."""
 
+import io
 import json
 import os
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timezone
 from itertools import product
 
 import pytest
@@ -12,6 +15,8 @@ from commands import tuner as run
 from typer.testing import Result
 from worker_processes import PROBLEM, RECORDING, embedded
 
+from tuner.cli import jobs
+from tuner.jobs.job import JobEvent
 from workers.settings import Settings
 
 Tuner = Callable[..., Result]
@@ -47,7 +52,11 @@ def test_a_job_is_posted_followed_and_listed(tuner, url):
     steps = [line.split()[1].rstrip(":") for line in followed.stderr.splitlines()]
     # No worker was there when it was posted.
     assert (steps[:4], steps[-1]) == (["submitted", "waiting", "leased", "running"], "done")
-    assert "best M=2 up" in followed.stderr
+    (trials,) = [line for line in followed.stderr.splitlines() if line.startswith("trials: ")]
+    assert re.fullmatch(
+        r"trials: \d+( of at most \d+)? tried; best M=\d+ (up|down) [\d.]+ us", trials
+    )
+    assert f"next: tuner job {job_id} --follow" in posted.stderr
     listed = json.loads(tuner("jobs", "--state", "done", "--json").stdout)
     assert [job["id"] for job in listed] == [job_id]
     shown = dict(line.split(": ", 1) for line in tuner("job", job_id).stdout.splitlines()[-2:])
@@ -57,6 +66,41 @@ def test_a_job_is_posted_followed_and_listed(tuner, url):
     again = tuner(*REPLAY, f"replay:{RECORDING}")
     assert again.stdout.strip() == job_id
     assert "it is done" in again.stderr
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what is written on it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def trials_of(tried, point, time_us):
+    now = datetime.now(timezone.utc)
+    return JobEvent("j", 1, "trials", now, {"tried": tried, "best_us": {point: time_us}})
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_trials_are_one_line_that_is_drawn_on_a_terminal(stream, monkeypatch):
+    written = stream()
+    monkeypatch.setattr("sys.stderr", written)
+    planned = replace(trials_of(0, "", 0), kind="planned", data={"to_try": 40})
+    line = jobs._TrialsLine()
+    assert not line.takes(planned)
+    for tried in (10, 20):
+        assert line.takes(trials_of(tried, "M=2 up", 4.0 / tried))
+    assert line._text(80) == "trials: 30 of at most 40 tried; best M=2 up 0.2 us"
+    assert line._done() == (30, 40)
+    line.close()
+    said = "trials: 30 of at most 40 tried; best M=2 up 0.2 us\n"
+    assert written.getvalue().endswith(said)
+    drawn = written.getvalue().removesuffix(said)
+    assert bool(drawn) is (stream is Terminal)  # the bar; elsewhere a line each ten seconds
+
+
+def test_several_jobs_are_listed_next(tuner):
+    options = ("--device", "H200", "--tp", "8", "--attention", "--workload", "offline")
+    assert "next: tuner jobs\n" in tuner("submit", "deepseek-r1", *options).stderr
 
 
 def test_a_recording_is_named_as_the_worker_will_see_it(tuner, monkeypatch):
@@ -163,7 +207,7 @@ def test_an_option_of_a_layer_or_a_model_is_refused_for_attention(tuner, command
             assert option.split()[0] in done.stderr
 
 
-def test_ids_stay_whole_and_their_beginning_names_a_job(tuner, monkeypatch):
+def test_ids_are_whole_in_a_pipe_and_short_on_a_terminal_where_they_name_a_job(tuner, monkeypatch):
     options = ("--device", "H200", "--tp", "8", "--attention", "--workload", "offline")
     ids = tuner("submit", "deepseek-r1", *options).stdout.split()
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -171,8 +215,12 @@ def test_ids_stay_whole_and_their_beginning_names_a_job(tuner, monkeypatch):
     assert sorted(row.split()[0] for row in rows) == sorted(ids)  # a pipe has a line for each
     monkeypatch.setenv("COLUMNS", "80")
     narrow = tuner("jobs").stdout
-    assert all(one in narrow for one in ids)
     assert max(map(len, narrow.splitlines())) <= 80
+    shown = [line.split()[0] for line in narrow.splitlines() if line.startswith(ids[0][:6])]
+    assert len(shown) == len(ids) and max(map(len, shown)) < len(ids[0])
+    for short in shown:
+        found = json.loads(tuner("job", short, "--json").stdout)["id"]
+        assert found.startswith(short) and found in tuner("job", short).stdout
     common = os.path.commonprefix(ids)
     several = tuner("job", common[:2], code=2)
     assert f"{len(ids)} jobs begin with {common[:2]}" in several.stderr
@@ -267,7 +315,7 @@ def test_a_list_says_what_each_job_is_of_how_old_it_is_and_why_it_waits(tuner, m
     shown = tuner("jobs").stdout
     assert max(map(len, shown.splitlines())) <= 80
     assert re.search(
-        f"^{job_id}  queued  NVIDIA_H20  deepseek-r1 TP 8 fused_moe  \\d+ s$", shown, re.M
+        f"^{job_id[:12]}  queued  NVIDIA_H20  deepseek-r1 TP 8 fused_moe  gpu +\\d+ s$", shown, re.M
     )
     assert f"queued: {why}" in shown
     tuner("cancel", job_id)
