@@ -130,7 +130,8 @@ class Watch:
                 need = JobRequirements(find_device(device).name, self.measure == "gpu", self.engine)
                 engine = need.newest(workers, here).engine
                 minute = int(time.monotonic() // 60)
-                jobs = _jobs(self, model, tp, ep, dtype, engine, find_device(device).name, minute)
+                combination = model, tp, ep, dtype, engine, find_device(device).name
+                jobs = _jobs(self, combination, minute)
                 # Results are judged by the version that a job gets where workers say so.
                 pinned = need.pinned(workers, None).engine
             except TunerError as error:
@@ -184,10 +185,14 @@ class Watch:
 
 
 @lru_cache(maxsize=1024)
-def _jobs(watch: Watch, *combination: Any) -> ModelJobs:  # noqa: ANN401  # as `jobs` takes them
-    """At most a minute old: pages ask again and again, and an engine may change in place."""
-    *parts, device, _ = combination
-    return watch.jobs(*parts, find_device(device))
+def _jobs(
+    watch: Watch, combination: tuple[str, int, int, str | None, str, str], _: int
+) -> ModelJobs:
+    """Return the jobs as `jobs` does, at most a minute old: pages ask for them again and again, and
+    an engine may change in place.
+    """
+    model, tp, ep, dtype, engine, device = combination
+    return watch.jobs(model, tp, ep, dtype, engine, find_device(device))
 
 
 @dataclass(frozen=True)
