@@ -16,8 +16,10 @@ from tuner.errors import BadInput, BadProblem, IndivisibleShape, UnknownEngine
 from tuner.export.plan import Elsewhere, ModelPlan
 from tuner.jobs.job import JobRequest, refuse_undoable
 from tuner.jobs.model_jobs import ModelJobs, model_jobs
+from tuner.jobs.running import RunningServer, ask_listed, is_url
 from tuner.jobs.workers import JobRequirements, WorkerStatus, engine_version_here
 from tuner.models.serving import Note, Serving
+from tuner.models.table import find_preset
 from tuner.problems.points import Problem, ServerSettings
 from tuner.problems.registry import Selection, families, family_of, parse_problem
 from tuner.problems.results import MeasureKind
@@ -155,13 +157,18 @@ def _asked(
 ) -> Asked:
     with _in_field("measure"):
         check_measure(body.measure, settings)
-    device = find_device(body.device)
-    need = JobRequirements(device.name, body.measure == MeasureKind.GPU.value, body.engine)
-    engine = need.pinned(workers, engine_version_here(body.engine)).engine
-    with _in_field("server_args"):
-        flags = server_settings(body.server_args)
+    device, spec, running = find_device(body.device), body.engine, None
     with _in_field("model"):
-        found, label = _target(body)
+        if isinstance(body.model, str) and is_url(body.model):
+            running = ask_listed(body.model)
+            spec = body.engine if "engine" in body.model_fields_set else running.spec
+    need = JobRequirements(device.name, body.measure == MeasureKind.GPU.value, spec)
+    engine = need.pinned(workers, engine_version_here(spec)).engine
+    with _in_field("server_args"):
+        said = (running.server_args if running else "") or ""
+        flags = {**server_settings(said), **server_settings(body.server_args)}
+    with _in_field("model"):
+        found, label = _target(body, running)
         targets = resolve(found, _serving(body, engine, flags))
     server = targets[0].server or ServerSettings(body.architecture, body.checkpoint)
     ep = body.fields(one for target in targets for one in target.family.shaping).get("ep", 1)
@@ -209,8 +216,12 @@ def _serving(body: SubmitJob, engine: str, flags: Mapping[str, str]) -> Serving:
     return as_flags_say(serving, flags)
 
 
-def _target(body: SubmitJob) -> tuple[Target, str]:
-    """What a body names, and the model's name if it has one."""
+def _target(body: SubmitJob, running: RunningServer | None) -> tuple[Target, str]:
+    """What a body names, or the model that a server runs, and the model's name if it has one."""
+    if running:
+        # A path is never opened, as the answer would tell a client which files this machine has.
+        model = find_preset(running.model)
+        return Target(running.url, model=model), model.name
     if isinstance(body.model, dict):
         name = body.name or "config.json"
         return read_target(json.dumps(body.model).encode(), name), name

@@ -40,6 +40,8 @@ from tuner.errors import BadInput, MalformedWatchList, TunerError
 from tuner.files import Table, parse_toml
 from tuner.jobs.job import JobRequest
 from tuner.jobs.model_jobs import ModelJobs, model_jobs
+from tuner.jobs.running import RunningServer, ask_listed, is_url
+from tuner.jobs.web import checked_url
 from tuner.jobs.workers import JobRequirements, WorkerStatus, engine_version_here
 from tuner.models.serving import Serving
 from tuner.models.table import find_preset
@@ -127,11 +129,13 @@ class Watch:
         )
         for model, device, tp, ep, dtype in choices:
             try:
-                need = JobRequirements(find_device(device).name, self.measure == "gpu", self.engine)
-                engine = need.newest(workers, here).engine
                 minute = int(time.monotonic() // 60)
+                running = _running(model, minute) if is_url(model) else None
+                spec = running.spec if running else self.engine
+                need = JobRequirements(find_device(device).name, self.measure == "gpu", spec)
+                engine = need.newest(workers, here).engine
                 combination = model, tp, ep, dtype, engine, find_device(device).name
-                jobs = _jobs(self, combination, minute)
+                jobs = _jobs(self, combination, running, minute)
                 # Results are judged by the version that a job gets where workers say so.
                 pinned = need.pinned(workers, None).engine
             except TunerError as error:
@@ -146,11 +150,23 @@ class Watch:
                     yield LeftAlone(model, find_device(device).name, left.what, left.why)
 
     def jobs(
-        self, model: str, tp: int, ep: int, dtype: str | None, engine: str, device: Device
+        self,
+        model: str,
+        tp: int,
+        ep: int,
+        dtype: str | None,
+        engine: str,
+        device: Device,
+        running: RunningServer | None = None,
     ) -> ModelJobs:
-        """The jobs of one combination. Raises BadInput."""
+        """The jobs of one combination, of which the model may be the one that a server runs. Raises
+        BadInput.
+        """
         name, version = parse_spec(engine)
         flags = server_settings(self.server_args)
+        if running:
+            model = find_preset(running.model).name
+            flags = {**server_settings(running.server_args or ""), **flags}
         serving = Serving(
             engine=name,
             engine_version=version,
@@ -184,15 +200,24 @@ class Watch:
         return model_jobs(targets, place, device, settings, kind, request_of, unread=unread)
 
 
+@lru_cache(maxsize=64)
+def _running(url: str, _: int) -> RunningServer:
+    """Return what a server runs, asked once a minute. Raises as `ask_listed` does."""
+    return ask_listed(url)
+
+
 @lru_cache(maxsize=1024)
 def _jobs(
-    watch: Watch, combination: tuple[str, int, int, str | None, str, str], _: int
+    watch: Watch,
+    combination: tuple[str, int, int, str | None, str, str],
+    running: RunningServer | None,
+    _: int,
 ) -> ModelJobs:
     """Return the jobs as `jobs` does, at most a minute old: pages ask for them again and again, and
     an engine may change in place.
     """
     model, tp, ep, dtype, engine, device = combination
-    return watch.jobs(model, tp, ep, dtype, engine, find_device(device))
+    return watch.jobs(model, tp, ep, dtype, engine, find_device(device), running)
 
 
 @dataclass(frozen=True)
@@ -334,7 +359,7 @@ def named(watch: Watch) -> Watch:
 
 
 def model_name(text: str) -> str:
-    """A preset's name as in the table; a problem or a warning line as it is.
+    """A preset's name as in the table; a problem, a warning line or a server's URL as it is.
 
     Raises UnknownModel for anything else. A path is never opened, as the answer would tell a client
     which files the server has.
@@ -344,15 +369,19 @@ def model_name(text: str) -> str:
 
 def check_model(text: str) -> None:
     """Raises UnknownModel or BadProblem for a text that names nothing to tune, however served."""
-    if find_family(text) is not None:
+    if is_url(text):
+        checked_url(text)
+    elif find_family(text) is not None:
         parse_problem(text)
     else:
         model_name(text)
 
 
 def is_preset(text: str) -> bool:
-    """Whether the text can only be a preset's name: it is no problem and no warning line."""
-    return find_family(text) is None and reader_of(text) is None
+    """Whether the text can only be a preset's name: it is no problem, no warning line and no URL of
+    a running server.
+    """
+    return find_family(text) is None and reader_of(text) is None and not is_url(text)
 
 
 def _families(table: Table) -> FamilyNames:

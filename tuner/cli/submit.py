@@ -16,7 +16,7 @@ from tuner.cli.options import (
     DeviceName,
     DtypeName,
     EffortName,
-    EngineSpec,
+    EngineOfTarget,
     Families,
     Json,
     Measure,
@@ -56,7 +56,7 @@ def submit(
     dtype: DtypeName = None,
     measure: Measure = "gpu",
     effort: EffortName = "standard",
-    engine: EngineSpec = "sglang",
+    engine: EngineOfTarget = "",
     server_args: ServerArgs = "",
     seed: Seed = 0,
     urgent: Annotated[
@@ -78,11 +78,12 @@ def submit(
 
     with open_jobs(server) as queue:
         card = find_device(device)
-        pinned = _pinned(queue, card, engine, measure)
-        name, version = parse_spec(pinned)
         named = read_command_target(target)
+        pinned = _pinned(queue, card, engine or named.served_by()[0] or "sglang", measure)
+        name, version = parse_spec(pinned)
         flags = named.settings(server_args)
         asked = TargetOptions(named, card, name, version, tp, dtype, flags)
+        label = named.model.name if named.server and named.model else target
         names = read_family_names(families)
         every = every or bool(names) or (named.model is not None and choice.family is None)
         targets, flags = targets_and_settings(asked, choice, every, names)
@@ -97,7 +98,7 @@ def submit(
                 effort=parse_effort(effort),
                 wide=choice.values.get("wide"),
                 seed=seed,
-                model=target if found.is_model and ":" not in target else "",
+                model=label if found.is_model and ":" not in label else "",
                 server=settings_to_keep(name, problem, flags),
             )
 

@@ -81,7 +81,9 @@ class CommandTarget:
         """
         from tuner.engines.settings import of_model, server_settings
 
-        said: Mapping[str, str] = self.server.flags if self.server else {}
+        said: Mapping[str, str] = {}
+        if self.server:
+            said = server_settings(self.server.server_args or "")
         if self.findings and self.found is None:
             said = self.findings.facts.settings
         settings = {**said, **server_settings(server_args)}
@@ -138,7 +140,6 @@ def read_command_target(text: str) -> CommandTarget:
 
 def _of_server(url: str) -> CommandTarget:
     """Read what a running server serves. Raises UnknownModel if its model cannot be read here."""
-    from tuner.engines.logs.settings import words_of
     from tuner.jobs.running import ask_server
     from tuner.models.table import find_model
     from tuner.targets import Target
@@ -147,19 +148,15 @@ def _of_server(url: str) -> CommandTarget:
     try:
         model = find_model(server.model)
     except UnknownModel as error:
-        words = [word for name, value in server.flags.items() for word in words_of(name, value)]
-        options = [
-            "--engine",
-            server.spec,
-            *(["--server-args", shlex.join(words)] if words else []),
-        ]
+        options = ["--engine", server.spec]
+        options += ["--server-args", server.server_args] if server.server_args else []
         error.add(
             cli=f"; {server.url} serves it: name its config.json instead, with "
             + shlex.join(options),
             api="",
         )
         raise
-    if not server.flags_known:
+    if server.server_args is None:
         say(f"{server.url} does not tell its flags: --tp and --server-args are taken as given")
     return CommandTarget(url, Target(url, model=model), server=server)
 

@@ -2,23 +2,28 @@
 
 sglang answers all fields of its ServerArgs, as its release resolved them, at /server_info (releases
 before 0.5.12 at /get_server_info). vLLM says its release at /version and its model at /v1/models;
-its flags are not to be had, so they are given beside its URL.
+its flags are not to be had, so they are given beside its URL. A service asks only the servers that
+its operator lists.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
+import shlex
 import urllib.error
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-from tuner.engines.logs.settings import of_fields
+from tuner.engines.logs.settings import of_fields, words_of
 from tuner.errors import BadInput, ServerUnavailable
 from tuner.jobs.web import checked_url, opener_for
 
-_TIMEOUT_S = 10.0
+LISTED = "TUNER_SERVERS"
+_TIMEOUT_S = 5.0
 _LARGEST = 4 << 20  # bytes; 0.5.23 answers 60 kB
 _SGLANG = ("/server_info", "/get_server_info")
 _RANKS = {  # logs tell them as facts of their own
@@ -35,13 +40,26 @@ class RunningServer:
     url: str
     spec: str  # its engine and release, as sglang==0.5.16
     model: str  # as the server was given it: a repository's name, or a path on its machine
-    flags: Mapping[str, str]  # those that change problems, or that rules of dispatch ask for
-    flags_known: bool  # False: the server does not tell its flags
+    server_args: str | None  # the flags that count for problems and kernels; None: it tells none
 
 
 def is_url(text: str) -> bool:
     """Return whether a text is a server's address."""
     return text.startswith(("http://", "https://"))
+
+
+def ask_listed(url: str) -> RunningServer:
+    """Ask a server that TUNER_SERVERS lists, as HOST:PORT; see `ask_server`.
+
+    Raises BadInput for another one.
+    """
+    place = urlsplit(checked_url(url)).netloc
+    if place not in os.environ.get(LISTED, "").replace(",", " ").split():
+        raise BadInput(
+            f"this service asks only the servers that its operator lists in {LISTED}, and {place} "
+            "is none of them: name the model, with its server's flags"
+        )
+    return ask_server(url)
 
 
 def ask_server(url: str) -> RunningServer:
@@ -55,7 +73,7 @@ def ask_server(url: str) -> RunningServer:
         said = _get(base, path)
         if said and isinstance(said.get("model_path"), str) and "version" in said:
             spec = f"sglang=={said['version']}"
-            return RunningServer(base, spec, said["model_path"], _flags(said), True)
+            return RunningServer(base, spec, said["model_path"], _flags(said))
     version, models = _get(base, "/version"), _get(base, "/v1/models")
     try:
         first = models["data"][0] if models else {}
@@ -67,15 +85,16 @@ def ask_server(url: str) -> RunningServer:
             f"{base} answers as neither an sglang nor a vLLM server: give the address that clients "
             "of the model use, without a path"
         )
-    return RunningServer(base, spec, model, {}, False)
+    return RunningServer(base, spec, model, None)
 
 
-def _flags(said: Mapping[str, Any]) -> dict[str, str]:
+def _flags(said: Mapping[str, Any]) -> str:
     scalars = {
         name: str(value) for name, value in said.items() if isinstance(value, str | int | float)
     }
     ranks = {flag: scalars[name] for name, flag in _RANKS.items() if scalars.get(name, "1") != "1"}
-    return {**ranks, **dict(of_fields(scalars))}
+    found = {**ranks, **dict(of_fields(scalars))}
+    return shlex.join(word for name, value in found.items() for word in words_of(name, value))
 
 
 def _get(base: str, path: str) -> Mapping[str, Any] | None:
