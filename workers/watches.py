@@ -130,8 +130,7 @@ class Watch:
             try:
                 need = JobRequirements(find_device(device).name, self.measure == "gpu", self.engine)
                 engine = need.newest(workers, here).engine
-                minute = int(time.monotonic() // 60)
-                jobs = _jobs(self, model, tp, ep, dtype, engine, find_device(device).name, minute)
+                jobs = self._jobs(model, tp, ep, dtype, engine, find_device(device))
             except TunerError as error:
                 name = f"{model} TP {tp} EP {ep}" + (f" {dtype}" if dtype else "")
                 yield Unresolved(name, device, error)
@@ -141,7 +140,13 @@ class Watch:
                 if left.what not in self.hidden:
                     yield LeftAlone(model, find_device(device).name, left.what, left.why)
 
-    def jobs(
+    def _jobs(
+        self, model: str, tp: int, ep: int, dtype: str | None, engine: str, device: Device
+    ) -> ModelJobs:
+        minute = int(time.monotonic() // 60)
+        return _known_jobs(self, model, tp, ep, dtype, engine, device.name, minute)
+
+    def jobs_of(
         self, model: str, tp: int, ep: int, dtype: str | None, engine: str, device: Device
     ) -> ModelJobs:
         """The jobs of one combination. Raises BadInput."""
@@ -181,10 +186,10 @@ class Watch:
 
 
 @lru_cache(maxsize=1024)
-def _jobs(watch: Watch, *combination: Any) -> ModelJobs:  # noqa: ANN401  # as `jobs` takes them
+def _known_jobs(watch: Watch, *combination: Any) -> ModelJobs:  # noqa: ANN401  # of `jobs_of`
     """At most a minute old: pages ask again and again, and an engine may change in place."""
     *parts, device, _ = combination
-    return watch.jobs(*parts, find_device(device))
+    return watch.jobs_of(*parts, find_device(device))
 
 
 @dataclass(frozen=True)
