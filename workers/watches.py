@@ -144,7 +144,7 @@ class Watch:
         self, model: str, tp: int, ep: int, dtype: str | None, engine: str, device: Device
     ) -> ModelJobs:
         minute = int(time.monotonic() // 60)
-        return _known_jobs(self, model, tp, ep, dtype, engine, device.name, minute)
+        return _known_jobs(self, model, (tp, ep, dtype), engine, device.name, minute)
 
     def jobs_of(
         self, model: str, tp: int, ep: int, dtype: str | None, engine: str, device: Device
@@ -186,10 +186,11 @@ class Watch:
 
 
 @lru_cache(maxsize=1024)
-def _known_jobs(watch: Watch, *combination: Any) -> ModelJobs:  # noqa: ANN401  # of `jobs_of`
+def _known_jobs(
+    watch: Watch, model: str, served: tuple[int, int, str | None], engine: str, card: str, _: int
+) -> ModelJobs:
     """At most a minute old: pages ask again and again, and an engine may change in place."""
-    *parts, device, _ = combination
-    return watch.jobs_of(*parts, find_device(device))
+    return watch.jobs_of(model, *served, engine, find_device(card))
 
 
 @dataclass(frozen=True)

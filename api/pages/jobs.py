@@ -144,14 +144,13 @@ def queue_plan(request: Request, form: Posted, caller: Submitter, api: ApiDep) -
     def answer(body: Mapping[str, Any]) -> Response:
         asked = SubmitModel.model_validate({**body, "problems": ticked})
         done = submit_model(asked, request, Response(), caller, api)
-        match done["jobs"]:
-            case []:
-                why = "; ".join(dict.fromkeys(one["why"] for one in done["left_out"]))
-                return _plan(request, caller, api, given, f"nothing is queued: {why}")
-            case [job]:
-                return go(request, f"jobs/{job['id']}")
-            case [job, *_]:
-                return go(request, f"jobs?{urlencode({'model': job['request']['model']})}")
+        jobs = done["jobs"]
+        if not jobs:
+            why = "; ".join(dict.fromkeys(one["why"] for one in done["left_out"]))
+            return _plan(request, caller, api, given, f"nothing is queued: {why}")
+        if len(jobs) == 1:
+            return go(request, f"jobs/{jobs[0]['id']}")
+        return go(request, f"jobs?{urlencode({'model': jobs[0]['request']['model']})}")
 
     return _or_form(request, caller, given, answer)
 
