@@ -130,23 +130,23 @@ class Watch:
             try:
                 need = JobRequirements(find_device(device).name, self.measure == "gpu", self.engine)
                 engine = need.newest(workers, here).engine
-                jobs = self._jobs(model, tp, ep, dtype, engine, find_device(device))
+                minute = int(time.monotonic() // 60)
+                combination = model, tp, ep, dtype, engine, find_device(device).name
+                jobs = _jobs(self, combination, minute)
+                # Results are judged by the version that a job gets where workers say so.
+                pinned = need.pinned(workers, None).engine
             except TunerError as error:
                 name = f"{model} TP {tp} EP {ep}" + (f" {dtype}" if dtype else "")
                 yield Unresolved(name, device, error)
                 continue
-            yield from (one for one in jobs.requests if one.spec not in self.hidden)
+            for one in jobs.requests:
+                if one.spec not in self.hidden:
+                    yield replace(one, engine=pinned)
             for left in jobs.left_out:
                 if left.what not in self.hidden:
                     yield LeftAlone(model, find_device(device).name, left.what, left.why)
 
-    def _jobs(
-        self, model: str, tp: int, ep: int, dtype: str | None, engine: str, device: Device
-    ) -> ModelJobs:
-        minute = int(time.monotonic() // 60)
-        return _known_jobs(self, model, (tp, ep, dtype), engine, device.name, minute)
-
-    def jobs_of(
+    def jobs(
         self, model: str, tp: int, ep: int, dtype: str | None, engine: str, device: Device
     ) -> ModelJobs:
         """The jobs of one combination. Raises BadInput."""
@@ -186,11 +186,14 @@ class Watch:
 
 
 @lru_cache(maxsize=1024)
-def _known_jobs(
-    watch: Watch, model: str, served: tuple[int, int, str | None], engine: str, card: str, _: int
+def _jobs(
+    watch: Watch, combination: tuple[str, int, int, str | None, str, str], _: int
 ) -> ModelJobs:
-    """At most a minute old: pages ask again and again, and an engine may change in place."""
-    return watch.jobs_of(model, *served, engine, find_device(card))
+    """Return the jobs as `jobs` does, at most a minute old: pages ask for them again and again, and
+    an engine may change in place.
+    """
+    model, tp, ep, dtype, engine, device = combination
+    return watch.jobs(model, tp, ep, dtype, engine, find_device(device))
 
 
 @dataclass(frozen=True)
