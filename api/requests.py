@@ -55,9 +55,9 @@ ModelText = Annotated[
         min_length=1,
         max_length=2000,
         pattern=PLAIN,
-        description=f"A preset of GET /v1/models, a problem ({problem_texts()}), an engine's warning "
-        "that it found no config file, or the URL of a running server that TUNER_SERVERS lists. Never "
-        "a path.",
+        description=f"A preset of GET /v1/models, a problem ({problem_texts()}), an engine's "
+        "warning that it found no config file, or the URL of a running server that TUNER_SERVERS "
+        "lists. Never a path.",
         examples=["deepseek-r1"],
     ),
 ]

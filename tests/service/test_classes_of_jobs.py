@@ -52,8 +52,10 @@ def of_cli(request: JobRequest) -> tuple[str, ...]:
 
 
 def test_a_watch_s_job_knows_what_runs_without_us():
-    watch = Watch((NANO.name,), ("H100",), engine=ENGINE, measure="predict")
-    request, *_ = watch.requests([])
+    watch = Watch(
+        (NANO.name,), ("H100",), engine=ENGINE, measure="predict", families=("fused_moe",)
+    )
+    (request,) = watch.requests([])
     assert isinstance(request, JobRequest)
     assert request.server.architecture == NANO.architecture
     assert without_us(request) == of_cli(request)
