@@ -78,6 +78,12 @@ class CoverageRow:
         return max((c[name] for c in self.cells.values() if c[name] is not None), default=None)
 
 
+def has_words(text: str, *said: object) -> bool:
+    """Return whether each word of a search is in what a row says, in either case."""
+    row = " ".join(map(str, said)).casefold()
+    return all(word in row for word in text.casefold().split())
+
+
 @dataclass(frozen=True)
 class RowFilter:
     """Which rows to show. An empty value leaves nothing out."""
@@ -100,8 +106,7 @@ class RowFilter:
             shown = not self.devices or bool(self.devices & row.cells.keys())
         if not shown:
             return False
-        said = f"{row.problem} {row.engine} {' '.join(row.models)}".casefold()
-        return all(word in said for word in self.text.casefold().split())
+        return has_words(self.text, row.problem, row.engine, *row.models)
 
     def _cells(self, row: CoverageRow) -> Iterable[Mapping[str, Any]]:
         return (c for name, c in row.cells.items() if not self.devices or name in self.devices)

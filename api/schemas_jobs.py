@@ -265,23 +265,10 @@ class WinnersOut(BaseModel):
     winners: list[WinnerOut]
 
 
-class CurrentWinnerOut(BaseModel):
-    """A winner that counts, whole: `tuner export --server` makes files of it."""
-
-    problem: str
-    environment: dict[str, str]
-    entry: dict[str, Any]
-    run_id: int = Field(description="0: it comes from the shelf that the program brings.")
-    published_at: datetime
-    unpredicted: CurrentWinnerOut | None = Field(
-        description="Of a predicted winner: the one that counts where predictions do not."
-    )
-
-
 class CurrentWinnersOut(BaseModel):
-    """The winners for a device and an engine."""
+    """The winners for a device and an engine: `tuner export --server` makes files of them."""
 
-    winners: list[CurrentWinnerOut]
+    winners: list[dict[str, Any]]
 
 
 class EnvironmentOut(BaseModel):

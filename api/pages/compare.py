@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from api.auth import Caller, Reader
 from api.fields import EngineName, Name, Strict
-from api.matrix import CoverageRow, RowFilter
+from api.matrix import CoverageRow, RowFilter, has_words
 from api.pages.browser import asked
 from api.pages.names import device_short
 from api.pages.render import page
@@ -85,8 +85,8 @@ def show_comparison(
 ) -> Response:
     """Times of two results by size, and how many times as fast the one is as the other."""
     if wanted.problem is None:
-        words = (wanted.q or "").casefold().split()
-        rows = [row for row in api.matrix.find(RowFilter()) if _stored(row) and _has(row, words)]
+        found = api.matrix.find(RowFilter())
+        rows = [row for row in found if _stored(row) and _has(row, wanted.q or "")]
         rows.sort(key=lambda row: -len(_stored(row)))
         return page(
             request, "compare", wanted=wanted, rows=_offers(rows), total=len(rows), sides=[]
@@ -131,10 +131,9 @@ def _stored(row: CoverageRow) -> list[str]:
     return [name for name, cell in row.cells.items() if cell["newest"]]
 
 
-def _has(row: CoverageRow, words: Sequence[str]) -> bool:
+def _has(row: CoverageRow, text: str) -> bool:
     """Return whether each word is in a row's problem or models, or in the name of a device."""
-    said = " ".join([row.problem, row.engine, *row.models, *_stored(row)]).casefold()
-    return all(word in said for word in words)
+    return has_words(text, row.problem, row.engine, *row.models, *_stored(row))
 
 
 def _offers(rows: Sequence[CoverageRow]) -> list[tuple[CoverageRow, list[str]]]:

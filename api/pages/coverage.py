@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from api.auth import Admin, Reader, Submitter
 from api.errors import mistakes_of
 from api.fields import Name, Strict
-from api.matrix import CellState, MatrixOrder
+from api.matrix import CellState, MatrixOrder, has_words
 from api.pages.browser import asked, checked_return
 from api.pages.forms import Posted
 from api.pages.names import (
@@ -117,8 +117,7 @@ class Search(Strict):
 
     def has(self, row: Mapping[str, Any]) -> bool:
         """Return whether a row has each word of the search."""
-        said = " ".join(map(str, row.values())).casefold()
-        return all(word in said for word in (self.q or "").casefold().split())
+        return has_words(self.q or "", *row.values())
 
 
 @router.get("/devices")

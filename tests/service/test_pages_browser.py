@@ -313,6 +313,45 @@ def test_axe_finds_nothing(browser: Browser, filled: Server, whole_dark: bool) -
     page.close()
 
 
+def test_values_have_names_on_a_phone(browser: Browser, filled: Server) -> None:
+    before = "one => getComputedStyle(one, '::before').content"
+    for width, named in ((400, True), (1280, False)):
+        with logged_in(browser, filled, viewport={"width": width, "height": 800}) as tab:
+            for path, name in (
+                ("/keys", "last used"),
+                ("/watches", "times from"),
+                ("/workers", "Triton, torch"),
+                ("/models", "experts"),
+                ("/devices", "memory"),
+                (RESULT, "registers"),
+                (COMPARED, "as fast"),
+            ):
+                tab.open(path)
+                cell = tab.page.locator(f"td[data-name='{name}']").first
+                assert (cell.evaluate(before) == f'"{name} "') is named, path
+                assert (
+                    tab.page.locator("main thead").first.evaluate(
+                        "one => getComputedStyle(one).position === 'absolute'"
+                    )
+                    is named
+                )
+
+
+def test_the_devices_of_coverage_stay_in_sight_while_the_page_scrolls(
+    browser: Browser, filled: Server
+) -> None:
+    with logged_in(browser, filled, viewport={"width": 1280, "height": 330}) as tab:
+        tab.open("/")
+        table = tab.page.locator(".matrix")
+        tab.page.evaluate("scrollTo(0, document.querySelector('.matrix').offsetTop + 400)")
+        assert tab.page.evaluate("scrollY") > 100
+        box, frame = table.locator("thead").bounding_box(), tab.page.locator(".top").bounding_box()
+        assert box and frame and abs(box["y"] - frame["height"]) < 4
+        assert table.evaluate(
+            "one => one.parentElement.scrollHeight <= one.parentElement.clientHeight + 2"
+        )
+
+
 @pytest.mark.parametrize("load_at", only(WIDTHS[:1], WIDTHS))
 def test_no_page_is_wider_than_its_window(browser: Browser, filled: Server, load_at: int) -> None:
     """Whichever width it was loaded at, and however long its texts are."""

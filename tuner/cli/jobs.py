@@ -117,8 +117,7 @@ def job(
         waiting = queue.waiting(found)
     error = "\n".join(map(printable, found.error.splitlines()))
     after = _next_step(found, server) if found.state is JobState.DONE else ""
-    shown = _job_table([(found, waiting)], {found.id: found.id})
-    text = "\n\n".join(filter(None, (shown, error, waiting, after)))
+    text = "\n\n".join(filter(None, (_job_table([(found, waiting)]), error, waiting, after)))
     show(as_json, lambda: _as_json(found, waiting), lambda: text)
     if follow and found.state is not JobState.DONE:
         raise typer.Exit(1)
@@ -291,22 +290,20 @@ def _list_text(found: Sequence[tuple[Job, str]]) -> str:
     one line; on a terminal, which a column more would not fit, below the table.
     """
     whys = {job.id: why for job, waiting in found if (why := _why(job, waiting))}
-    shown = _shown_ids([job.id for job, _ in found])
     if not whys or list_width() is not None:
-        return _job_table(found, shown, whys)
-    lines: dict[str, list[str]] = {}
+        return _job_table(found, whys)
+    shown, lines = _shown_ids(found), dict[str, list[str]]()
     for job, waiting in found:
         if job.id in whys:
             lines.setdefault(f"{_state(job, waiting)}: {whys[job.id]}", []).append(shown[job.id])
     told = [f"{line} ({_ids(ids)})" for line, ids in lines.items()]
-    return folded("\n".join([_job_table(found, shown), "", *map(printable, told)]))
+    return folded("\n".join([_job_table(found), "", *map(printable, told)]))
 
 
-def _shown_ids(ids: Sequence[str]) -> dict[str, str]:
+def _shown_ids(found: Sequence[tuple[Job, str]]) -> dict[str, str]:
     """The ids as a list shows them: on a terminal a beginning that no other of them has."""
-    if list_width() is not None:
-        return {one: one for one in ids}
-    length = SHORT_ID
+    ids = [job.id for job, _ in found]
+    length = SHORT_ID if list_width() is None and len(ids) > 1 else max(map(len, ids), default=0)
     while len({one[:length] for one in ids}) < len(ids):
         length += 1
     return {one: one[:length] for one in ids}
@@ -323,19 +320,13 @@ def _state(found: Job, waiting: str) -> str:
     return "stalled" if waiting and found.state in HELD else found.state.value
 
 
-def _job_table(
-    found: Sequence[tuple[Job, str]],
-    ids: Mapping[str, str],
-    whys: Mapping[str, str] | None = None,
-) -> str:
-    """The jobs, each with its id as `ids` shows it, and why it does not go on; with `whys`, by id,
-    also a column of reasons.
-    """
+def _job_table(found: Sequence[tuple[Job, str]], whys: Mapping[str, str] | None = None) -> str:
+    """The jobs, each with why it does not go on; with `whys`, by id, also a column of reasons."""
     from tuner.jobs.workers import ago
 
     columns = ("job", "state", "device", "model or problem", "measure", "attempts", "age")
     headers = (*columns, "why") if whys else columns
-    now = datetime.now(timezone.utc)
+    ids, now = _shown_ids(found), datetime.now(timezone.utc)
     rows = [
         (
             ids[job.id],
