@@ -65,6 +65,7 @@ def test_flags_of_servers_add_what_they_make_servers_read(tuned):
     assert chosen(tuned, *words)[1] == []  # FlashAttention 3 and cuBLAS
     said = tuner("submit", *words).stderr
     assert "left out decode_attention:" in said
+    assert said.endswith("nothing is queued\n")
     assert "runs FlashAttention 3" in said
     ran, queued, _ = chosen(tuned, *words, *TRITON)
     assert ran == queued

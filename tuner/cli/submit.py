@@ -119,6 +119,8 @@ def submit(
 def _show_submitted(answers: Sequence[Submitted], waiting: Sequence[str], as_json: bool) -> None:
     from tuner.tuning.request import estimate_line
 
+    if not answers:
+        say("nothing is queued")
     for reason in waiting:
         say(f"waiting: {reason}")
     estimated = [one.estimated_gpu_s for one in answers if one.estimated_gpu_s is not None]
