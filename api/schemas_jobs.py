@@ -146,9 +146,11 @@ class ProblemPlanOut(BaseModel):
     reads_files: Reads
     file: FoundFile = Field(description="That servers would find today.")
     file_triton: str | None = Field(description="Of a shipped file that another Triton made.")
-    gain: float | None = Field(description="The mean of the stored gains.")
+    gain: float | None = Field(description="The mean of the stored gains, or of the shelf's.")
     gain_from: Status | None
     gain_stale: str | None = Field(description="Why the stored gain does not count.")
+    from_shelf: bool = Field(description="Whether the gain was measured on another machine.")
+    leave: str | None = Field(description="A library that is faster for such problems, in words.")
     not_measured: list[str] = Field(description="Kernels that tuning does not measure, in words.")
     gpu_s: float | None = Field(description="An estimate of the seconds that a GPU is needed.")
     tune: bool

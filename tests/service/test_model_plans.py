@@ -12,6 +12,7 @@ from cases import ROOT
 from typer.testing import CliRunner
 
 from tuner.cli.commands import app
+from tuner.store.shelf import SHIPPED
 
 SGLANG = "sglang==0.5.16"
 # The families of which each model has problems on an L40S, where servers read files for all.
@@ -71,6 +72,19 @@ def test_the_plan_is_the_command_s(server, store_url, monkeypatch, subtests):
             assert {name: found[name] for name in said} == said
             for left in found["left_out"]:
                 assert f"left out {left['what']}: " in done.stderr
+
+
+def test_the_plan_and_its_page_say_what_the_shelf_has(server, visitor, monkeypatch):
+    monkeypatch.setenv("TUNER_SHELF", str(SHIPPED))
+    body = {"model": "deepseek-r1", "device": "H100", "tp": 8, "engine": SGLANG}
+    found = {one["problem"].partition(":")[0]: one for one in plan(server, **body)["problems"]}
+    layer, attention = found["fused_moe"], found["extend_attention"]
+    assert (layer["file"], layer["from_shelf"], layer["leave"]) == ("shelf", True, None)
+    assert attention["leave"].startswith("leave extend_attention to FlashAttention 3")
+    text = "&".join(f"{name}={value}" for name, value in body.items())
+    page = visitor.open(f"/jobs/plan?{text}")
+    assert "measured (shelf)" in page
+    assert attention["leave"] in page
 
 
 def test_what_no_server_reads_is_left_out_and_why_is_said(server):
