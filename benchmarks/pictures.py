@@ -6,6 +6,7 @@ python benchmarks/pictures.py                 # writes docs/pictures/
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -14,7 +15,7 @@ from textwrap import wrap
 from typing import Any
 
 from tuner.devices.table import find_device
-from tuner.draw.chart import WIDTH
+from tuner.draw.chart import WIDTH, Row, draw_rows
 from tuner.draw.shapes import Colour, Drawing, Line, Shape, Text, svg_text
 from tuner.engines.dispatch import what_runs
 from tuner.pictures.rows import rows_of, summary_line
@@ -25,6 +26,7 @@ from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Stat
 from tuner.tuning.gains import with_backends
 
 ROOT = Path(__file__).parents[1]
+NODE, MODELS = 8, 20  # cards of a node; models of a picture
 RESULTS = ROOT / "benchmarks" / "results"
 OUT = ROOT / "docs" / "pictures"
 
@@ -39,6 +41,7 @@ def main() -> None:
 def pictures() -> dict[str, bytes]:
     """The documents' pictures by the names of their files."""
     found = {name: drawing(report_of(source), titles) for name, source, titles in PICTURES}
+    found["shelf-h100"] = shelf_drawing("NVIDIA_H100_80GB_HBM3", "sglang==0.5.16")
     return {f"{name}.svg": svg_text(one).encode() for name, one in found.items()}
 
 
@@ -61,6 +64,31 @@ def drawing(report: Mapping[str, Any], titles: tuple[str, ...]) -> Drawing:
     about = f"{engine}, Triton {report['environment']['triton']}. {summary_line(winners)}."
     charts = problem_charts(rows_of(problem, winners, card))
     return stack([heading(title, about, WIDTH), *charts], title)
+
+
+def shelf_drawing(card: str, engine: str) -> Drawing:
+    """Draw what the files of configs_out gain for the first models of its index."""
+    rows = map(json.loads, (ROOT / "configs_out" / "index.jsonl").read_text().splitlines())
+    gains: dict[str, tuple[int, Row]] = {}  # by model: its most cards of one node
+    for row in rows:
+        if (row["card"], row["engine"]) == (card, engine) and row["gain"]:
+            for model, tp in (one.split(" tp ") for one in row["models"] if " ep " not in one):
+                shipped = row["gain_over_shipped"]
+                over = f"{shipped:.2f}x over its file" if shipped else "no file"
+                drawn = Row(f"{model} tp {tp}", over, row["gain"])
+                if int(tp) <= NODE and int(tp) > gains.get(model, (0, drawn))[0]:
+                    gains[model] = int(tp), drawn
+    some = sorted((drawn for _, drawn in gains.values()), key=lambda one: -(one.gain or 0))
+    chosen = [some[at * len(some) // MODELS] for at in range(min(MODELS, len(some)))]
+    mean = math.exp(sum(math.log(one.gain or 1) for one in some) / len(some))
+    title = f"Files for {len(some)} models: {mean:.2f}x on average"
+    about = (
+        f"{card}, {engine.replace('==', ' ')}. Each gain is that of a fused-MoE layer alone: the "
+        "geometric mean over its sizes, over what servers run without these files. Here are "
+        f"{len(chosen)} of the models, from the greatest gain to the least. “No file”: the release "
+        "has none for this card."
+    )
+    return stack([heading(title, about, WIDTH), draw_rows("", chosen)], title)
 
 
 def stack(drawings: Sequence[Drawing], label: str, gap: float = 20, margin: float = 14) -> Drawing:

@@ -82,11 +82,9 @@ def submit_job(
     wanted, notes = job_request(body, api.settings.service, api.fleet.workers())
     (answer,) = _submit([(wanted, _priority(body))], body, caller, api, idempotency_key)
     request.scope["state"]["job_id"] = answer.job.id
-    _announce([answer], api)
+    _announce([answer], response, api)
     response.headers["Location"] = f"/v1/jobs/{answer.job.id}"
     response.headers["Retry-After"] = str(RETRY_S)
-    if answer.replayed:
-        response.headers["Idempotent-Replayed"] = "true"
     return _answer(answer, notes, api)
 
 
@@ -135,12 +133,10 @@ def submit_jobs(
     answers = _submit(wanted, body, caller, api, idempotency_key)
     if len(answers) != len(wanted):
         raise IdempotencyConflict("the same batch was answered otherwise before: use a new key")
-    _announce(answers, api)
+    _announce(answers, response, api)
     accepted = (item for item in items if item["problem"] is None)
     for item, answer, said in zip(accepted, answers, notes, strict=True):
         item["job"] = _answer(answer, said, api)
-    if answers and answers[0].replayed:
-        response.headers["Idempotent-Replayed"] = "true"
     return {"jobs": items}
 
 
@@ -172,9 +168,7 @@ def submit_model(
     jobs = jobs_of(asked, body)
     wanted = [(one, _priority(body)) for one in jobs.requests]
     answers = _submit(wanted, body, caller, api, idempotency_key) if wanted else []
-    _announce(answers, api)
-    if answers and answers[0].replayed:
-        response.headers["Idempotent-Replayed"] = "true"
+    _announce(answers, response, api)
     return {
         "jobs": [_answer(answer, [], api) for answer in answers],
         "left_out": [{"what": one.what, "why": one.why} for one in jobs.left_out],
@@ -209,8 +203,12 @@ def _priority(body: SubmitJob) -> Priority:
     return Priority.URGENT if body.urgent else Priority.NORMAL
 
 
-def _announce(answers: Sequence[Submitted], api: Api) -> None:
-    """Wake workers for the new jobs: once for each queue, as a woken worker does all it can."""
+def _announce(answers: Sequence[Submitted], response: Response, api: Api) -> None:
+    """Wake workers for the new jobs: once for each queue, as a woken worker does all it can. Say so
+    if all of this was answered before.
+    """
+    if answers and answers[0].replayed:
+        response.headers["Idempotent-Replayed"] = "true"
     woken = set()
     for answer in answers:
         api.metrics.submitted.labels(answer.job.request.device, str(answer.created).lower()).inc()
