@@ -74,7 +74,7 @@ def shelf_drawing(card: str, engine: str) -> Drawing:
         if (row["card"], row["engine"]) == (card, engine) and row["gain"]:
             for model, tp in (one.split(" tp ") for one in row["models"] if " ep " not in one):
                 shipped = row["gain_over_shipped"]
-                over = f"{shipped:.2f}x over its file" if shipped else "no file"
+                over = f"{shipped:.2f}x over file" if shipped else "no file"
                 drawn = Row(f"{model} tp {tp}", over, row["gain"])
                 if int(tp) <= NODE and int(tp) > gains.get(model, (0, drawn))[0]:
                     gains[model] = int(tp), drawn
