@@ -3,6 +3,8 @@
 import gzip
 import json
 import random
+import re
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -33,6 +35,17 @@ def replay(*options: str) -> list[str]:
 
 
 # The main job
+
+
+def test_tune_and_export_end_with_the_next_command(env, tmp_path):
+    words = [one for one in replay("--batch-sizes", "2,16", "--effort", "quick") if one != "--json"]
+    (line,) = re.findall("^next: tuner (export .*)$", tuner(env, *words).stderr, re.M)
+    exported = tuner(env, *shlex.split(line), "--out", str(tmp_path / "out"))
+    (line,) = re.findall(": tuner (load-proof .*) server.log$", exported.stderr, re.M)
+    log = tmp_path / "server.log"
+    log.write_text("nothing of a file\n")
+    proof = run(*shlex.split(line), str(log), env=env)
+    assert str(tmp_path / "out") in line and proof.returncode in (0, 1), proof.stderr
 
 
 @pytest.mark.usefixtures("few_kernels")
