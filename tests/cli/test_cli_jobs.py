@@ -315,7 +315,7 @@ def test_a_list_says_what_each_job_is_of_how_old_it_is_and_why_it_waits(tuner, m
     shown = tuner("jobs").stdout
     assert max(map(len, shown.splitlines())) <= 80
     assert re.search(
-        f"^{job_id}  queued  NVIDIA_H20  deepseek-r1 TP 8 fused_moe  gpu +\\d+ s$", shown, re.M
+        f"^{job_id}  queued  NVIDIA_H20  deepseek-r1 TP 8 fused_moe  \\d+ s$", shown, re.M
     )
     assert f"queued: {why}" in shown
     tuner("cancel", job_id)

@@ -314,6 +314,14 @@ def visitor_of(server: Server) -> Visitor:
     return someone
 
 
+def test_a_reason_that_many_jobs_share_stands_once(empty: Server) -> None:
+    for seed in range(3):
+        empty.submit(seed=seed)
+    html = visitor_of(empty).open("/jobs")
+    told = re.findall(r'<span class="sub why" title="(no worker[^"]*)">([^<]+)', html)
+    assert [said for _, said in told] == [told[0][0], "as above", "as above"]
+
+
 def test_a_queued_job_says_what_was_posted_before_it(
     empty: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
