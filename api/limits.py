@@ -168,7 +168,7 @@ class TakeTurns:
             await self._app(scope, receive, send)
             return
         if needs_no_key(scope["path"]):
-            await self._pace.wait(scope["client"][0] if scope["client"] else "")
+            await self._pace.wait(client[0] if (client := scope.get("client")) else "")
         async with self._turns(scope).take(scope, receive, send) as sender:
             if sender:
                 await self._app(scope, receive, sender)

@@ -39,7 +39,8 @@ def test_the_first_hour(env: dict[str, str], tmp_path: Path, gpu: bool) -> None:
             ["bash", "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True
         )
     assert run.returncode == 0, run.stderr
-    ready, posted, events, files, night, mistake, cli, keys = run.stdout.split("=====")[1:]
+    said = run.stdout.split("=====")[1:]
+    ready, posted, events, files, night, mistake, cli, results, keys = said
     assert '"status":"ok"' in ready and '{"jobs":[],"next":null}' in ready
     assert "HTTP/1.1 202 Accepted" in posted and '"created":true' in posted
     assert events.index("event: submitted") < events.index("event: trials")
@@ -50,6 +51,7 @@ def test_the_first_hour(env: dict[str, str], tmp_path: Path, gpu: bool) -> None:
     assert "did you mean 'deepseek-r1'?" in mistake
     job = "NVIDIA_H20  mixtral-8x7b" if gpu else "NVIDIA_L40S  deepseek-r1"
     assert f"done   {job}" in cli
+    assert job.partition(" ")[0] in results and "of the engine's own files" in results + run.stderr
     assert '"status":401' in keys and '"state":"done"' in keys
     assert re.search(r"^local  admin   valid", keys, re.M)
     assert re.search(r"^ci     submit  valid", keys, re.M)
@@ -66,6 +68,7 @@ def quick(script: str) -> str:
             "mixtral-8x7b --tp 8 --device H20",
             "deepseek-r1 --tp 32 --dtype int8_w8a8 --device L40S --seed 1 --effort quick",
         ),
+        ("tuner export --device H20", "tuner export --device L40S"),
     ):
         assert script.count(plain) == 1
         script = script.replace(plain, other)

@@ -42,6 +42,6 @@ def test_trials_that_follow_each_other_are_one_step():
         ("trials", "6", "5 tried"),
         ("requeued", "5", "gone"),
         ("trials", "4", "120 tried; M=1 up 2.5 µs"),
-        ("planned", "2", "at most 1,200 configurations"),
+        ("planned", "2", "at most 1,200 configurations and the engine's own"),
         ("leased", "1", "w-1"),
     ]
