@@ -128,6 +128,7 @@ def test_bad_input_is_one_line(tuner, tmp_path):
     assert "add --attention" in done.stderr
 
 
+@pytest.mark.slow  # on each commit, test_attention_patch has the check's patch
 @pytest.mark.timeout(300)
 def test_the_check_writes_the_patch_too(tuner, tmp_path):
     words = ("check", "deepseek-r1", "--attention", "--tp", "8", "--device", "L40S")

@@ -48,16 +48,17 @@ def chosen(tuned, *words):
 
 
 @pytest.mark.parametrize("served", SERVED, ids=lambda served: " ".join(served[3:]))
-def test_tune_all_and_submit_choose_the_same_problems_of_each_preset(tuned, served, subtests):
+@pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_tune_all_and_submit_choose_the_same_problems_of_each_preset(tuned, served, each, subtests):
     some = 0
-    for model in presets()[:: 1 if served[3] == "L40S" else 3]:
+    for model in presets()[::each]:
         with subtests.test(model.name):
             ran, queued, planned = chosen(tuned, model.name, *served)
             assert ran == queued
             if not isinstance(ran, int):
                 assert [problem for problem, _ in ran] == planned
                 some += len(ran)
-    assert some > 20
+    assert some > 10
 
 
 def test_flags_of_servers_add_what_they_make_servers_read(tuned):
