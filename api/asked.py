@@ -16,7 +16,7 @@ from tuner.errors import BadInput, BadProblem, IndivisibleShape, UnknownEngine
 from tuner.export.plan import Elsewhere, ModelPlan
 from tuner.jobs.job import JobRequest, refuse_undoable
 from tuner.jobs.model_jobs import ModelJobs, model_jobs
-from tuner.jobs.running import RunningServer, ask_listed, is_url
+from tuner.jobs.running import RunningServer, ask_listed
 from tuner.jobs.workers import JobRequirements, WorkerStatus, engine_version_here
 from tuner.models.serving import Note, Serving
 from tuner.models.table import find_preset
@@ -29,6 +29,7 @@ from tuner.targets import (
     TuningTarget,
     all_settings,
     as_flags_say,
+    is_url,
     only_problem,
     read_target,
     resolve_model,

@@ -39,6 +39,11 @@ class Target:
     model: Model | None = None  # None: a problem or a line
 
 
+def is_url(text: str) -> bool:
+    """Return whether a text can only be the address of a running server."""
+    return text.startswith(("http://", "https://"))
+
+
 def read_target(target: str | bytes, name: str = "config.json") -> Target:
     """Read what a text stands for, or the bytes of a config.json, which messages call `name`.
 

@@ -40,7 +40,7 @@ from tuner.errors import BadInput, MalformedWatchList, TunerError
 from tuner.files import Table, parse_toml
 from tuner.jobs.job import JobRequest
 from tuner.jobs.model_jobs import ModelJobs, model_jobs
-from tuner.jobs.running import RunningServer, ask_listed, is_url
+from tuner.jobs.running import RunningServer, ask_listed
 from tuner.jobs.web import checked_url
 from tuner.jobs.workers import JobRequirements, WorkerStatus, engine_version_here
 from tuner.models.serving import Serving
@@ -56,6 +56,7 @@ from tuner.targets import (
     all_settings,
     as_flags_say,
     families_named,
+    is_url,
     reader_of,
     refuse_options,
     resolve_model,

@@ -114,8 +114,7 @@ def read_command_target(text: str) -> CommandTarget:
 
     The error about a pasted message names the command that knows messages.
     """
-    from tuner.jobs.running import is_url
-    from tuner.targets import read_target
+    from tuner.targets import is_url, read_target
 
     if is_url(text):
         return _of_server(text)

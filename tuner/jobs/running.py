@@ -43,11 +43,6 @@ class RunningServer:
     server_args: str | None  # the flags that count for problems and kernels; None: it tells none
 
 
-def is_url(text: str) -> bool:
-    """Return whether a text is a server's address."""
-    return text.startswith(("http://", "https://"))
-
-
 def ask_listed(url: str) -> RunningServer:
     """Ask a server that TUNER_SERVERS lists, as HOST:PORT; see `ask_server`.
 
