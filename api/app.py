@@ -200,12 +200,14 @@ def install_document(app: FastAPI) -> None:
         return Response(text, media_type="application/json")
 
 
-def methods_by_path(routers: Iterable[APIRouter]) -> dict[str, list[str]]:
-    """Return the paths of the document, each with its methods in order."""
+def methods_by_path(
+    routers: Iterable[APIRouter], *, in_document: bool = True
+) -> dict[str, list[str]]:
+    """Return the paths of the document, or the others, each with its methods in order."""
     found: dict[str, list[str]] = {}
     for router in routers:
         for route in router.routes:
-            if isinstance(route, APIRoute) and route.include_in_schema:
+            if isinstance(route, APIRoute) and route.include_in_schema is in_document:
                 found[route.path] = sorted({*found.get(route.path, ()), *(route.methods or ())})
     return found
 
@@ -312,6 +314,7 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
     install_document(app)
     app.state.methods = methods_by_path(_ROUTERS)
     install_docs(app)
+    app.state.page_methods = methods_by_path([*_ROUTERS, app.router], in_document=False)
     errors.install(app)
     # Starlette runs them from the last to the first: AnswerHead, CompressPages, and so on.
     app.add_middleware(CheckBody, settings=settings)

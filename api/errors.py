@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from api.fields import IN_WORDS, MALFORMED, REFUSED, UNKNOWN_FIELD
-from api.pages.browser import DOCS, PAGES, wants_page
+from api.pages.browser import DOCS, HEALTH_PATHS, PAGES, wants_page
 from tuner.errors import (
     BadInput,
     ExportRefused,
@@ -276,6 +276,8 @@ async def _on_tuner_error(request: Request, error: Exception) -> Response:
     if _says_disk_full(cause) and not isinstance(error, UnusableStore):
         return _disk_full(request, error)
     problem = problem_of(error, request_id(request), on_page=wants_page(request.scope))
+    if problem.status == 507 and request.scope["path"] in HEALTH_PATHS:  # balancers know 503
+        problem.status, problem.title = 503, HTTPStatus(503).phrase
     headers = {"Retry-After": str(RETRY_S)} if problem.status >= 500 else {}
     if isinstance(error, IdempotencyKeyInUse):
         headers["Retry-After"] = "1"
@@ -312,7 +314,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     headers, detail = dict(error.headers or {}), error.detail
     paths, route = request.app.state.methods, request.scope.get("route")
     if error.status_code == 405:  # Starlette's own header has one route's methods only
-        methods = paths.get(getattr(route, "path", ""), [])
+        of_pages = request.app.state.page_methods
+        methods = {**of_pages, **paths}.get(getattr(route, "path", ""), [])
         also = ["HEAD"] if "GET" in methods else []  # AnswerHead turns it into a GET
         headers["Allow"] = ", ".join([*methods, *also, "OPTIONS"])
         if request.method == "OPTIONS":

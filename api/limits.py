@@ -19,6 +19,7 @@ from limits.strategies import MovingWindowRateLimiter
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.addresses import counted
 from api.errors import RETRY_S, problem_response
 from api.pages.browser import HEALTH_PATHS, needs_no_key
 from workers.settings import Settings
@@ -145,7 +146,7 @@ class Pace:
 
     async def wait(self, address: str) -> None:
         """Wait until the address may go on."""
-        now = time.monotonic()
+        address, now = counted(address), time.monotonic()
         if len(self._next) > _ADDRESSES:
             self._next = {one: at for one, at in self._next.items() if at > now}
         at = max(now, self._next.get(address, 0.0))

@@ -28,6 +28,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from api.addresses import counted
 from api.app import create_app
 from api.errors import problem_response
 from api.key_policy import KeyPolicy, check_keys
@@ -43,9 +44,11 @@ from workers.service import EmbeddedWorker
 from workers.telemetry import log_json
 
 HEAD_S = 20.0  # a request's head must have arrived so long after its connection began
-# Above the bounds so many connections are taken, of one address so many, and only for so long, for
-# requests for the health: nobody should take a full server for a dead one.
-HEALTH, HEALTH_OF_ONE, HEALTH_S = 20, 2, 2.0
+# Above the bounds so many requests for the health are answered at once, of one address so many:
+# nobody should take a full server for a dead one. So many more connections may wait for so long
+# until they ask: the oldest ends for a new one.
+HEALTH, HEALTH_OF_ONE, WAITING, HEALTH_S = 20, 2, 50, 2.0
+KEEP_ALIVE_S = 75.0  # longer than the 60 s of nginx: a proxy must not ask as its connection ends
 # The system keeps at most about twice so much of the answers that a client has not read yet. By
 # default it keeps up to 4 MiB: a client that reads nothing would have all of that made for it.
 UNREAD_BYTES = 1 << 17
@@ -69,7 +72,9 @@ def uvicorn_options(settings: ApiSettings) -> dict[str, Any]:
             ClientConnection,
             ConnectionPlaces(connections, settings.connections_per_address),
             ConnectionPlaces(HEALTH, HEALTH_OF_ONE),
+            {},
         ),
+        "timeout_keep_alive": KEEP_ALIVE_S,
         "loop": "uvloop",
         "ws": "none",
     }
@@ -85,7 +90,7 @@ class ConnectionPlaces:
 
     def refusal(self, address: str) -> str:
         """Why an address gets no further place; empty if it gets one."""
-        if self._taken[address] >= self._most_of_one:
+        if self._taken[counted(address)] >= self._most_of_one:
             taken = f"{self._most_of_one} connections of your address"
         elif self._taken.total() >= self.most:
             taken = f"{self.most} connections"
@@ -94,12 +99,13 @@ class ConnectionPlaces:
         return f"{taken} are open, and no more may be: try again"
 
     def take(self, address: str) -> None:
-        self._taken[address] += 1
+        self._taken[counted(address)] += 1
 
     def give_back(self, address: str) -> None:
-        self._taken[address] -= 1
-        if not self._taken[address]:
-            del self._taken[address]
+        network = counted(address)
+        self._taken[network] -= 1
+        if not self._taken[network]:
+            del self._taken[network]
 
 
 class Parser(h11.Connection):
@@ -169,6 +175,7 @@ class ClientConnection(H11Protocol):
         self,
         clients: ConnectionPlaces,
         health: ConnectionPlaces,
+        waiting: dict[ClientConnection, None],
         *arguments: Any,  # noqa: ANN401 (uvicorn's own)
         **named: Any,  # noqa: ANN401
     ) -> None:
@@ -176,9 +183,10 @@ class ClientConnection(H11Protocol):
         self.conn = Parser()
         self.app = partial(self._answer, self.app)
         self._drops = False  # what arrives, because the connection ends
-        self._clients, self._health = clients, health
+        self._clients, self._health, self._waiting = clients, health, waiting
         self._place: ConnectionPlaces | None = None
-        self._patience_s = HEAD_S
+        self._refusal = ""  # above the bounds, why no request is answered but for the health
+        self._kept = False  # without a request, after an answer
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -186,19 +194,24 @@ class ClientConnection(H11Protocol):
         transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES
         )
-        place = self._clients
-        if refusal := place.refusal(self._address):
-            self.app = _health_alone(self.app, refusal)
-            self._patience_s, place = HEALTH_S, self._health
-        if place.refusal(self._address):
-            transport.abort()
-            return
+        if refusal := self._clients.refusal(self._address):
+            self._refusal = refusal
+            self._waiting[self] = None
+            if len(self._waiting) > WAITING:
+                oldest = next(iter(self._waiting))
+                del self._waiting[oldest]
+                oldest.transport.abort()
+        else:
+            self._take(self._clients)
+        self._wait_for_request(HEALTH_S if refusal else HEAD_S)
+
+    def _take(self, place: ConnectionPlaces) -> None:
         place.take(self._address)
         self._place = place
-        self._wait_for_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._waiting.pop(self, None)
         if self._place is not None:
             self._place.give_back(self._address)
         super().connection_lost(exc)
@@ -206,12 +219,16 @@ class ClientConnection(H11Protocol):
         del self.app
 
     def data_received(self, data: bytes) -> None:
-        if not self._drops:
-            super().data_received(data)
+        if self._drops:
+            return
+        if self._kept:  # until now, when its next request begins
+            self._wait_for_request(HEAD_S)
+        super().data_received(data)
 
     async def _answer(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the application, which gets a body piece by piece."""
         ends = False
+        app = self._answering(scope) or app
 
         async def receive_piece() -> Message:
             if self.conn.in_body and not self.transport.is_closing():
@@ -223,7 +240,7 @@ class ClientConnection(H11Protocol):
         async def send_all_but_end(message: Message) -> None:
             nonlocal ends
             if message["type"] == "http.response.start":
-                if ends := self.conn.in_body:
+                if (ends := self.conn.in_body) or self._refusal:
                     message = {**message, "headers": [*message["headers"], _CLOSE]}
             elif ends:
                 message = {**message, "more_body": True}
@@ -237,6 +254,16 @@ class ClientConnection(H11Protocol):
                 while (await receive())["type"] != "http.disconnect":
                     pass
             await send({"type": "http.response.body"})
+
+    def _answering(self, scope: Scope) -> ASGIApp | None:
+        """Return what refuses a request above the bounds; None if the application may answer it."""
+        self._waiting.pop(self, None)
+        if not self._refusal:
+            return None
+        if scope["path"] in HEALTH_PATHS and not self._health.refusal(self._address):
+            self._take(self._health)
+            return None
+        return problem_response("", 503, self._refusal)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse bytes that are no request, or a head that is too large, unless another answer has
@@ -258,7 +285,9 @@ class ClientConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._wait_for_request()
+        kept = not (self.transport.is_closing() or self.conn.trailing_data[0])
+        self._wait_for_request(KEEP_ALIVE_S if kept else HEAD_S)
+        self._kept = kept
 
     def shutdown(self) -> None:
         """When the server stops: end an event stream, whose client then connects again."""
@@ -271,9 +300,10 @@ class ClientConnection(H11Protocol):
     def _address(self) -> str:
         return self.client[0] if self.client else ""
 
-    def _wait_for_request(self) -> None:
+    def _wait_for_request(self, seconds: float) -> None:
         self._stop_waiting()
-        self._patience = self.loop.call_later(self._patience_s, self._lose_patience)
+        self._kept = False
+        self._patience = self.loop.call_later(seconds, self._lose_patience)
 
     def _stop_waiting(self) -> None:
         if self._patience is not None:
@@ -288,19 +318,6 @@ class ClientConnection(H11Protocol):
         """Until then the client may read an answer. If it reads nothing, it would stay for ever."""
         self._stop_waiting()
         self._patience = self.loop.call_later(LINGER_S, self.transport.abort)
-
-
-def _health_alone(app: ASGIApp, refusal: str) -> ASGIApp:
-    """The application for a connection above the bounds."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] not in HEALTH_PATHS:
-            app_of_one = problem_response("", 503, refusal, headers={"Connection": "close"})
-            await app_of_one(scope, receive, send)
-            return
-        await app(scope, receive, send)
-
-    return answer
 
 
 log = logging.getLogger("tuner.api.serve")

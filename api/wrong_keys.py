@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from api.addresses import counted
+
 log = logging.getLogger("tuner.api.auth")
 
 MOST_WRONG = 30  # keys from one address in WINDOW_S
@@ -40,32 +42,32 @@ class WrongKeys:
         self._tallies: dict[str, _Tally] = {}
 
     def too_many(self, address: str) -> bool:
-        tally = self._tallies.get(address)
+        tally = self._tallies.get(counted(address))
         return tally is not None and tally.wrong + tally.asking >= MOST_WRONG
 
     def wait_s(self, address: str) -> int:
         """Whole seconds until the count starts again, at least 1."""
-        tally = self._tallies.get(address)
+        tally = self._tallies.get(counted(address))
         return max(1, round(tally.ends - self._clock())) if tally else 1
 
     @contextmanager
     def asking(self, address: str) -> Iterator[None]:
         """Count a key while it may turn out to be wrong."""
-        tally = self._tallies.setdefault(address, _Tally())
+        tally = self._tallies.setdefault(network := counted(address), _Tally())
         tally.asking += 1
         try:
             yield
         finally:
             tally.asking -= 1
             if not (tally.asking or tally.wrong):
-                del self._tallies[address]
+                del self._tallies[network]
 
     def add(self, address: str, path: str) -> None:
         """Count a wrong key, and log it if it is among the first."""
-        tally = self._tallies.setdefault(address, _Tally())
+        tally = self._tallies.setdefault(network := counted(address), _Tally())
         if not tally.wrong:
             tally.ends = self._clock() + WINDOW_S
-            asyncio.get_running_loop().call_later(WINDOW_S, self._end, address)
+            asyncio.get_running_loop().call_later(WINDOW_S, self._end, network)
         tally.wrong += 1
         if tally.wrong <= LOGGED:
             log.warning("a wrong key", extra={"address": address, "path": path})

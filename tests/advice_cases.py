@@ -17,6 +17,7 @@ SERVED = ("sglang", "0.5.16")
 MOE = parse_problem("fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128")
 GEMM = parse_dense_gemm("block_gemm:N=7168,K=2048,dtype=fp8_w8a8,block=128x128")
 OTHER_GEMM = parse_dense_gemm("block_gemm:N=2112,K=7168,dtype=fp8_w8a8,block=128x128")
+CHANNEL = parse_dense_gemm("channel_gemm:N=7168,K=2048,dtype=fp8_w8a8")
 _SHAPE = "q_heads=32,kv_heads=4,Lq=128,Lv=128,dtype=bfloat16"
 EXTEND = parse_attention(f"extend_attention:{_SHAPE}")
 DECODE = parse_attention(f"decode_attention:{_SHAPE}")

@@ -239,6 +239,8 @@ class UnusableStore(BadInput):
 class StoreUnreachable(UnusableStore):
     """The store does not answer, or not in time. It may answer again soon."""
 
+    exit_code = 1  # no fault of what was asked for
+
 
 class StoreFull(UnusableStore):
     """The disk of the store is full."""

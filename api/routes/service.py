@@ -33,9 +33,7 @@ async def get_health() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@health.get(
-    "/readyz", response_model=StatusOut, responses={503: responses()[503], 507: responses()[507]}
-)
+@health.get("/readyz", response_model=StatusOut, responses={503: responses()[503]})
 async def get_readiness(api: ApiDep) -> dict[str, str]:
     """Say whether jobs can be stored, within 2 seconds."""
     await api.readiness.check()

@@ -134,6 +134,13 @@ def test_channels_are_left_to_cutlass_where_nothing_better_was_chosen(installed,
     untuned = replace(untuned, entry=replace(untuned.entry, incumbents={}))
     [file] = deliver(installed, [winners[0], untuned], tmp_path / "untuned", H200)
     assert read_gemm_file(file.path).engine_entries() == read
+    # The default of its Triton kernel is an entry where it was measured as faster than CUTLASS.
+    known = {**own, "cutlass": Incumbent(Config({}), Status.OK, 40.0, backend="cutlass")}
+    faster = replace(winners[0].entry, incumbents=known, without_us="cutlass")
+    faster = replace(faster, config=CHANNEL_TILE, point=kept.entry.point)
+    beside = [winners[0], replace(kept, entry=faster)]
+    [file] = deliver(installed, beside, tmp_path / "faster", H200)
+    assert read_gemm_file(file.path).entries[64] == CHANNEL_TILE
     # Blocks run in Triton in any case: an entry does no harm there, and a neighbour's might.
     block = winner(FP8, 64, TILE, status)
     own = {"default": Incumbent(TILE, Status.OK, 20.0)}

@@ -337,6 +337,16 @@ def test_a_path_names_its_methods(server):
     server.call("OPTIONS", "/v1/job").problem(404)
 
 
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [("/", {"GET"}), ("/login", {"GET", "POST"}), ("/openapi.json", {"GET"}), ("/docs", {"GET"})],
+)
+def test_so_does_a_page(server, path, methods):
+    answer = server.call("DELETE", path)
+    assert answer.status == 405
+    assert set(answer.headers["allow"].split(", ")) == {*methods, "HEAD", "OPTIONS"}
+
+
 def test_a_head_is_answered_as_a_get_is_without_the_body(server):
     job_id = server.submit()["id"]
     for path in (*("/healthz", "/readyz", "/metrics", "/v1/jobs", "/v1/devices", "/v1/coverage"),):

@@ -33,6 +33,7 @@ def settings(tmp_path):
 @pytest.fixture
 def server(settings, monkeypatch):
     monkeypatch.setattr("api.serve.HEAD_S", 0.3)
+    monkeypatch.setattr("api.serve.KEEP_ALIVE_S", 0.3)
     with serving(settings) as running:
         yield running
 
@@ -137,6 +138,19 @@ class TestTooSlow:
             client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea")
             assert rest(client).startswith(b"HTTP/1.1 200 OK")
 
+    def test_a_connection_is_kept_longer_than_proxies_keep_it(self, settings, monkeypatch):
+        """nginx keeps one for 60 s, and may send a request as the server ends it."""
+        assert uvicorn_options(settings)["timeout_keep_alive"] == api.serve.KEEP_ALIVE_S > 60
+        monkeypatch.setattr("api.serve.HEAD_S", 0.1)
+        asked = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        with serving(settings) as server, connect(server) as client:
+            client.sendall(asked)
+            assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+            with connect(server) as other:  # whose head has had its time when it ends
+                assert rest(other) == b""
+            client.sendall(asked + b"GET /hea")
+            assert rest(client).startswith(b"HTTP/1.1 200 ")
+
     def test_a_body_that_does_not_come_is_given_up(self, server):
         body = json.dumps(JOB).encode()
         with connect(server) as client:
@@ -214,6 +228,29 @@ class TestTooMany:
             for _ in range(api.serve.HEALTH_OF_ONE):
                 clients.enter_context(connect(server))
             eventually(lambda: is_healthy(server))
+
+    def test_idle_ones_of_many_addresses_leave_places_for_health_checks(self, settings):
+        """However long they stay, and however many there are."""
+        with serving(settings) as server, contextlib.ExitStack() as clients:
+            for at in range(FEW + 150):
+                clients.enter_context(connect(server, f"127.0.0.{2 + at}"))
+            for _ in range(2 * api.serve.HEALTH_OF_ONE):
+                client = clients.enter_context(connect(server))
+                client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                said = rest(client)
+                assert said.startswith(b"HTTP/1.1 200 ")
+                assert b"\r\nconnection: close" in said.lower()
+
+    def test_those_of_an_ipv6_network_count_together(self):
+        """A client that has one address of a /64 has all of them."""
+        places = ConnectionPlaces(9, 1)
+        places.take("2001:db8:0:1::1")
+        assert "1 connections of your address" in places.refusal("2001:db8:0:1:ffff::2%eth0")
+        assert places.refusal("2001:db8:0:2::1") == ""
+        places.give_back("2001:db8:0:1::3")
+        assert places.refusal("2001:db8:0:1::1") == ""
+        places.take("::ffff:192.0.2.1")
+        assert places.refusal("192.0.2.1") != places.refusal("::ffff:192.0.2.2") == ""
 
     def test_files_are_left_for_the_process_s_own(self, settings, monkeypatch):
         monkeypatch.setattr("api.serve.resource.getrlimit", lambda _: (256, 256))

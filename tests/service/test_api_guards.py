@@ -360,7 +360,7 @@ def test_requests_without_a_key_are_spaced_out_by_address(monkeypatch):
     pace = Pace(0.01)
 
     async def ask() -> None:
-        for address in ("a", "a", "b", "a"):
+        for address in ("2001:db8::1", "2001:db8::2", "192.0.2.1", "2001:db8::1"):
             await pace.wait(address)
 
     asyncio.run(ask())

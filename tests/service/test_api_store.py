@@ -239,7 +239,7 @@ class TestFullDisk:
         with serving(ApiSettings(Settings(url), no_auth=True)) as server:
             assert server.call("GET", "/readyz").status == 200
             filler = fill(folder)
-            assert server.call("GET", "/readyz").problem(507) == self.FULL
+            assert server.call("GET", "/readyz").problem(503) == self.FULL
             filler.unlink()
             assert server.call("GET", "/readyz").status == 200
 

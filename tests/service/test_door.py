@@ -43,6 +43,14 @@ def test_its_bounds_fit_those_of_the_api():
     assert api.connections_per_address == OF_ONE
 
 
+@pytest.mark.parametrize("file", ["haproxy.cfg", "haproxy-hosts.cfg"])
+def test_it_counts_a_client_s_ipv6_network_as_one_address(file):
+    text = (Path(__file__).parents[2] / "docker" / file).read_text()
+    tracked = re.findall(r"track-sc0 (.*)", text)
+    assert set(tracked) == {"src,ipmask(32,64)"}
+    assert len(tracked) == text.count("stick-table ")
+
+
 @dataclass
 class Door:
     """A running proxy, and the API behind it."""

@@ -383,7 +383,9 @@ class TestKnownKeys:
                 wrong = wrong_keys.WrongKeys(lambda: 0.0)
                 for _ in range(50):
                     wrong.add("::1", "/v1/jobs")
-                wrong.add("::2", "/v1/jobs")
+                wrong.add("::1:0:0:0:1", "/v1/jobs")
+                assert wrong.too_many("::2")  # of the same network
+                assert not wrong.too_many("::1:0:0:0:2")
                 await asyncio.wait_for(summed_up.wait(), 60)
                 assert not wrong.too_many("::1")  # the count has begun again
             finally:
@@ -393,6 +395,6 @@ class TestKnownKeys:
             asyncio.run(run())
         said = [(record.getMessage(), vars(record)["address"]) for record in caplog.records]
         assert said == [("a wrong key", "::1")] * 3 + [
-            ("a wrong key", "::2"),
-            ("50 wrong keys in 0 s", "::1"),
+            ("a wrong key", "::1:0:0:0:1"),
+            ("50 wrong keys in 0 s", "::/64"),
         ]

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from api_server import serving as api_serving
 from cases import FP8, FP8_RECORDING, RECORDINGS
+from servers import free_port
 from tiers import only
 from typer.testing import CliRunner
 from worker_processes import wait_for
@@ -124,6 +125,18 @@ def test_a_taken_port_is_told_before_anything_is_done(env, tmp_path):
     run = tuner(env, "serve", "--port", "0", "--host", "192.0.2.1", code=2)
     assert "192.0.2.1 is no address of this machine: --host 0.0.0.0 serves" in run.stderr
     assert not key_file(env).exists() and not (tmp_path / "tuner.db").exists()
+
+
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("worker",)])
+def test_a_database_that_is_away_is_no_mistake_of_the_command(env, command):
+    """What starts it may try again: 2 says that the command itself is wrong."""
+    away = {
+        "TUNER_DATABASE_URL": f"postgresql://tuner@127.0.0.1:{free_port()}/tuner",
+        "TUNER_BROKER_URL": f"redis://127.0.0.1:{free_port()}/0",
+    }
+    run = tuner({**env, **away}, *command, code=1)
+    assert run.stderr.startswith("tuner: error: cannot use the store postgresql://tuner@127.0.0.1:")
+    assert run.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1"])  # noqa: S104

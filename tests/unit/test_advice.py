@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 from advice_cases import (
+    CHANNEL,
     DECODE,
     EXTEND,
     GEMM,
@@ -29,7 +30,7 @@ from tuner.errors import BadInput
 from tuner.export.advice import Advice, Verdict, advise, advise_all, flags_to_start
 from tuner.export.plan import ModelPlan, Reads, plan_model
 from tuner.export.servers import for_servers
-from tuner.problems.points import Problem, ServerSettings
+from tuner.problems.points import Config, Problem, ServerSettings
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import Entry, Incumbent, Status
 from tuner.tuning.gains import CLEAR_GAIN, NOISE
@@ -203,6 +204,78 @@ def test_every_point_must_be_measured_beside_the_other_backend():
     other = {"fa3": Incumbent(NONE, Status.CRASHED, None, backend="fa3")}
     crashed = [replace(one, incumbents={**one.incumbents, **other}) for one in whole]
     assert "was not measured" in left(asked(DECODE, crashed))
+
+
+# Servers that run Triton where a file has an entry
+
+NEWEST = "0.5.23"
+SHIPPED = Config({"X": 3})
+
+
+def by_file(
+    some: list[Entry], flags: Mapping[str, str] | None = None, device: str = "L40S"
+) -> Advice:
+    return asked(CHANNEL, some, flags, device, ("sglang", NEWEST), engine_version=NEWEST)
+
+
+def chosen(advice: Advice) -> list[tuple[Config, Status]]:
+    return [(winner.entry.config, winner.status) for winner in advice.winners]
+
+
+def with_shipped_entry(some: list[Entry], us: float | None) -> list[Entry]:
+    known = {"shipped": Incumbent(SHIPPED, Status.OK if us else Status.INCUMBENT, us)}
+    return [replace(one, incumbents={**one.incumbents, **known}) for one in some]
+
+
+@pytest.mark.parametrize("device", ["H200", "L40S"])
+def test_an_entry_is_advised_where_it_is_faster_than_the_kernel_that_runs_without_it(device):
+    some = [
+        *entries(CHANNEL, others={"cutlass": 20.0}, sizes=(1,)),
+        *entries(CHANNEL, others={"cutlass": 9.0}, sizes=(8,)),
+        *entries(CHANNEL, sizes=(64,)),  # twice as fast as the default, which does not run
+    ]
+    advice = by_file(some, device=device)
+    assert chosen(advice) == [(TUNED, Status.OK), *[(NONE, Status.INCUMBENT)] * 2]
+    assert (advice.verdict, advice.flags, advice.gain) == (Verdict.FILES, {}, pytest.approx(2))
+    off = {"SGLANG_ENABLE_FP8_GEMM_CONFIG_TUNE": "0"}
+    assert "files are read only without" in left(by_file(some, off, device))
+
+
+def test_no_file_is_advised_where_no_entry_was_faster_than_the_kernel_that_runs_without_it():
+    cutlass = "CUTLASS (sgl_kernel's fp8_scaled_mm), which runs without us, was not measured"
+    assert left(by_file(entries(CHANNEL))) == cutlass
+    copied = [replace(one, incumbents={}, status=Status.COPIED) for one in entries(CHANNEL)]
+    assert left(by_file(copied)) == cutlass
+    slower = entries(CHANNEL, others={"cutlass": 9.0})
+    assert left(by_file(slower)) == "nothing was found that is faster than what runs without us"
+
+
+def test_the_entry_that_the_engine_ships_stays_unless_it_is_beaten():
+    some = [
+        *with_shipped_entry(entries(CHANNEL, sizes=(1,)), 30.0),
+        *with_shipped_entry(entries(CHANNEL, others={"cutlass": 20.0}, sizes=(8,)), 9.0),
+        *with_shipped_entry(entries(CHANNEL, sizes=(64,)), None),
+    ]
+    advice = by_file(some)
+    assert chosen(advice) == [(TUNED, Status.OK), *[(SHIPPED, Status.INCUMBENT)] * 2]
+    assert advice.gain == pytest.approx(3)
+    assert "over what runs without us: Triton's shipped configurations" in advice.reason
+
+
+def test_a_plan_says_that_files_are_read_where_entries_decide():
+    server = Served()
+    server.version = NEWEST
+    some = entries(CHANNEL, others={"cutlass": 20.0}, without_us="cutlass")
+
+    def planned(flags: Mapping[str, str]) -> ModelPlan:
+        found = winners(CHANNEL, some, engine_version=NEWEST)
+        return plan_model([CHANNEL], cast("Engine", server), H200, flags, found, lambda _: None)
+
+    (one,) = planned({}).problems
+    assert (one.reads, one.to_tune, one.gain) == (Reads.YES, True, pytest.approx(2))
+    assert "Triton by a file" in planned({}).as_text().replace("\n", " ")
+    (one,) = planned({"SGLANG_ENABLE_FP8_GEMM_CONFIG_TUNE": "0"}).problems
+    assert (one.reads, one.to_tune) == (Reads.NO, False)
 
 
 # Stale data

@@ -528,7 +528,7 @@ def values(request):
 
 
 ROW = {"on", "where", "flags", "if", "named", "names", "backend", "kernel", "to_triton", "reads"}
-ROW |= {"note", "compiled", "source", "text"}
+ROW |= {"by_file", "note", "compiled", "source", "text"}
 
 
 def rows_of(values):

@@ -44,6 +44,7 @@ class Kernel:
     source: str  # file and line of the engine's package
     needs: str = ""  # a backend without which the condition is false
     enough: bool = False  # with which it is true
+    by_file: bool = False  # the tuned kernel runs instead if a file has an entry, not null
 
     def holds(self, installed: Collection[str] | None) -> bool | None:
         """Whether its condition is true where these backends are installed; None: not known."""
@@ -93,9 +94,15 @@ class Runs:
         return all(kernel.triton for kernel in self.kernels)
 
     @property
+    def always_reads(self) -> bool:
+        """Tell whether an entry of a file counts, whichever kernel runs without it."""
+        return all(kernel.triton or kernel.by_file for kernel in self.kernels)
+
+    @property
     def may_read(self) -> bool:
         """Tell whether tuned files may be read, as far as anybody knows."""
-        return self._sometimes_triton or (self.older and not self.reads)
+        some = any(kernel.triton or kernel.by_file for kernel in self.kernels)
+        return some or (self.older and not self.reads)
 
     def without_us(self, installed: Collection[str] | None = None) -> Kernel | None:
         """The kernel that a server runs without this program; None where that is not known.
@@ -320,6 +327,7 @@ def _kernel(asked: Asked, rule: DispatchRule) -> Kernel:
         source=rule.sources[asked.release].file,
         needs=fact.installed,
         enough=bool(fact.installed) and fact.enough,
+        by_file=rule.by_file,
     )
 
 

@@ -75,6 +75,7 @@ class DispatchRule:
     unknown: str = ""  # "if" in the file
     to_triton: Mapping[str, str] = field(default_factory=dict)
     reads: str = ""
+    by_file: bool = False
     note: str = ""
     compiled: str = ""
 

@@ -19,8 +19,8 @@ from tuner.engines.dispatch_table import NOT_KNOWN
 from tuner.engines.settings import flags_alone, only_for, options_text, settings_to_keep
 from tuner.export.selection import as_it_runs
 from tuner.export.servers import running, with_server_kernel
-from tuner.problems.points import Problem
-from tuner.problems.results import Entry, Status, Winner
+from tuner.problems.points import Config, Problem
+from tuner.problems.results import Entry, Incumbent, Status, Winner
 from tuner.render import gain_text
 from tuner.tuning.gains import (
     CLEAR_GAIN,
@@ -123,8 +123,10 @@ def advise(
         return Advice(problem, Verdict.LEAVE, _open(runs))
     mine = with_server_kernel(winners, kernel, settings_to_keep(engine[0], problem, started))
     presumed = {n: value for n, value in flags_alone(started).items() if flags.get(n) != value}
-    if runs is None or kernel is None or kernel.triton:
-        found = _files(problem, mine)
+    if runs is None or kernel is None or kernel.triton or kernel.by_file:
+        if kernel and kernel.by_file:
+            mine = [_or_null(winner, kernel) for winner in mine]
+        found = _files(problem, mine, triton=not (kernel and kernel.by_file))
         if doubt := _doubt(runs):
             found = replace(found, reason=f"{found.reason}; {doubt}")
         return _with_flags(found, presumed) if presumed else found
@@ -203,8 +205,17 @@ def _open(runs: Runs) -> str:
     )
 
 
-def _files(problem: Problem, winners: Sequence[Winner]) -> Advice:
-    """Advice where servers run Triton and read the files."""
+def _or_null(winner: Winner, kernel: Kernel) -> Winner:
+    """Return the winner, or a null entry, with which servers run `kernel`, if that has no time."""
+    entry = winner.entry
+    if entry.status is Status.INCUMBENT or reference(entry).without_us:
+        return winner
+    null = Incumbent(Config({}), Status.INCUMBENT, backend=kernel.backend)
+    return as_it_runs(winner, f"{kernel.name}, which runs without us, was not measured", null)
+
+
+def _files(problem: Problem, winners: Sequence[Winner], *, triton: bool) -> Advice:
+    """Advice where servers read the files. `triton`: they run Triton without an entry, too."""
     found = gains(winner.entry for winner in winners)
     slower = {one.size for one in found if one.ratio < 1 - NOISE}
     entries = [winner.entry for winner in winners]
@@ -215,7 +226,9 @@ def _files(problem: Problem, winners: Sequence[Winner]) -> Advice:
     kept = [_no_slower(winner, slower, unheld) for winner in winners]
     entries = [winner.entry for winner in kept]
     if not any(_replaces(entry) for entry in entries):
-        nothing = "nothing was found that is faster than what runs without us, Triton's own"
+        nothing = "nothing was found that is faster than what runs without us"
+        nothing += ", Triton's own" if triton else ""
+        nothing = next((one.entry.reason for one in winners if not one.entry.config), nothing)
         if all(winner.entry.reason == KEPT for winner in winners):
             nothing = KEPT
         return Advice(problem, Verdict.LEAVE, _no_time(unheld) or nothing)

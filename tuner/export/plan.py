@@ -265,7 +265,7 @@ def _plan(
 def _reads(runs: Runs | None) -> Reads:
     if runs is None or runs.older:
         return Reads.UNKNOWN if runs is None or runs.may_read else Reads.NO
-    if runs.always_triton:
+    if runs.always_reads:
         return Reads.YES
     if any(kernel.triton for kernel in runs.kernels):
         return Reads.MAYBE
@@ -275,7 +275,8 @@ def _reads(runs: Runs | None) -> Reads:
 def _names(runs: Runs | None) -> str:
     if runs is None or runs.older:
         return "not known"
-    return " or ".join(kernel.name for kernel in runs.kernels)
+    by_file = "Triton by a file, else {}".format
+    return " or ".join(by_file(k.name) if k.by_file else k.name for k in runs.kernels)
 
 
 def _file(

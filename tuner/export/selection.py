@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from tuner.errors import ExportRefused, did_you_mean
 from tuner.problems.points import Problem
 from tuner.problems.registry import family_of
-from tuner.problems.results import Compiled, Status, Winner, is_shipped
+from tuner.problems.results import Compiled, Incumbent, Status, Winner, is_shipped
 from tuner.tuning.gains import reference
 
 _WHOLLY = "only predicted: measure it, or allow predicted entries"
@@ -122,9 +122,9 @@ def _unpredicted(winner: Winner) -> Winner | None:
     return replace(stays, entry=replace(stays.entry, incumbents={}))
 
 
-def as_it_runs(winner: Winner, reason: str) -> Winner:
-    """The winner with the configuration that servers run without us, which has to be known."""
-    own = reference(winner.entry).incumbent
+def as_it_runs(winner: Winner, reason: str, own: Incumbent | None = None) -> Winner:
+    """The winner with the configuration that servers run without us: `own`, or the known one."""
+    own = own or reference(winner.entry).incumbent
     assert own is not None
     entry = replace(
         winner.entry,

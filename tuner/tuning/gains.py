@@ -207,12 +207,12 @@ def with_backends(
 def name_of(kernel: Kernel, incumbents: Mapping[str, Incumbent]) -> str:
     """The name that a kernel has among the incumbents of a point.
 
-    Triton reads the engine's own file where the engine ships one. Empty: the engine has no kernel.
+    Triton runs the entry of the engine's own file if there is one. Empty: the engine has no kernel.
     """
-    if kernel.triton:
-        return "shipped" if "shipped" in incumbents else "default"
+    if (kernel.triton or kernel.by_file) and "shipped" in incumbents:
+        return "shipped"
     if kernel.backend == TRITON:
-        return "default"  # it reads no file
+        return "default"
     return "" if kernel.backend == "none" else kernel.backend
 
 

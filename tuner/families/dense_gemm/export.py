@@ -15,6 +15,7 @@ from tuner.families.dense_gemm.engine import GemmEngine
 from tuner.families.dense_gemm.problem import DenseGemm
 from tuner.problems.points import Config, Problem
 from tuner.problems.results import Winner
+from tuner.tuning.gains import reference
 
 
 def build_gemm_files(
@@ -46,12 +47,13 @@ def verify_gemm(file: SizedFile, engine: GemmEngine, device: Device, root: Path)
 def _row(winner: Winner, engine: GemmEngine, device: Device) -> dict[str, Any]:
     """The sidecar's row: with the entry that the kernel gets, which is the one that was timed.
 
-    Per channel, a file may have null where the engine's own choice stays. Without an entry it runs
-    another kernel there, which may be faster than the default of its Triton kernel.
+    Per channel, a file may have null where the engine's own choice stays. It runs another kernel
+    there: the default of its Triton kernel is an entry only if it was faster than that kernel.
     """
     problem = gemm_of(winner.problem)
     entry = engine.effective(problem, winner.entry.config, device.target)
-    left_alone = problem.block is None and winner.entry.config == _default(winner, engine, device)
+    default = problem.block is None and winner.entry.config == _default(winner, engine, device)
+    left_alone = default and not reference(winner.entry).without_us
     return {**provenance_row(winner), "config": {} if left_alone else dict(entry)}
 
 
