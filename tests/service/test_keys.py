@@ -335,7 +335,7 @@ class TestKnownKeys:
             assert len([one for one in asked if "key_hash" in one]) == 31  # and all hashes, once
             clock.s += 20
             assert await wrong(200) == "wait 40"
-            assert await wrong(201, "::2") == "asked"
+            assert await wrong(201, "::1:0:0:0:1") == "asked"
 
         asyncio.run(run())
 
