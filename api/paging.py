@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from datetime import date, datetime, timezone
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field
+from fastapi.exceptions import RequestValidationError
+from pydantic import Field, ValidationError
 
 from api.examples import EXAMPLE_PROBLEM
 from api.fields import (
@@ -164,8 +165,12 @@ class PlanQuery(Strict):
     effort: Effort = Effort.STANDARD
 
     def body(self) -> SubmitModel:
-        """The body that would queue the jobs of the plan."""
-        return SubmitModel.model_validate(self.model_dump(mode="json", exclude_unset=True))
+        """The body that would queue the jobs of the plan. Raises RequestValidationError."""
+        try:
+            return SubmitModel.model_validate(self.model_dump(mode="json", exclude_unset=True))
+        except ValidationError as error:
+            found = [{**one, "loc": ("query", *one["loc"])} for one in error.errors()]
+            raise RequestValidationError(found) from None
 
 
 T = TypeVar("T")

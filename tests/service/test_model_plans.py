@@ -61,6 +61,12 @@ def test_a_job_is_queued_for_each_problem_of_the_plan(server, model):
     assert all(one["estimated_gpu_s"] > 0 for one in posted["jobs"])
 
 
+def test_a_plan_of_an_unknown_model_is_refused(server):
+    answer = server.call("GET", "/v1/plan?device=H200&model=qwen3-33b")
+    assert "no preset is called 'qwen3-33b'" in answer.problem(422)
+    assert [one["pointer"] for one in answer.json["errors"]] == ["model"]
+
+
 def test_the_plan_is_the_command_s(server, store_url, monkeypatch, subtests):
     monkeypatch.setenv("TUNER_DATABASE_URL", store_url)
     for model, device in (("deepseek-r1", "H200"), ("qwen3-32b", "H100"), ("gpt-oss-120b", "H20")):
