@@ -104,15 +104,18 @@ class World:
             request = new_request(SOMEBODY_S, H200, engine="sglang==9.9.9", seed=next(self.seeds))
             submit(self.jobs, request, client=client)
 
-    def night(self, store: Database, *, force: bool = False) -> dict[str, Any]:
+    def beat(self) -> None:
         for one in WORKERS:
             self.workers.beat(one)
+
+    def night(self, store: Database, *, force: bool = False) -> dict[str, Any]:
         today = due_night(self.settings, self.clock())
         announcer = Announcer(self.settings)
         return do_round(self.settings, store, announcer, force=force, today=today, clock=self.clock)
 
     def both_try(self) -> list[dict[str, Any]]:
         """What two processes did that try at the same time: the rounds that were not skipped."""
+        self.beat()
         with ThreadPoolExecutor(2) as pool:
             return [one for one in pool.map(self.night, self.stores) if "skipped" not in one]
 
@@ -170,6 +173,7 @@ def live_a_day(world: World) -> list[dict[str, Any]]:
     world.work(WORKERS[1], ANSWERS_A_DAY)
     done += world.both_try()
     if day == FORCED:
+        world.beat()
         done.append(world.night(world.stores[1], force=True))
         world.work(WORKERS[0], ANSWERS_A_DAY)
         world.work(WORKERS[1], ANSWERS_A_DAY)
