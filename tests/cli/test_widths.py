@@ -76,6 +76,7 @@ def test_what_a_command_prints_fits(tuner, words, code, folder):
     assert too_wide(text, folder) == []
 
 
+@pytest.mark.slow  # the same table is that of a check of GEMMs
 @pytest.mark.skipif(find_triton("3.1.0") is None, reason="no triton-3.1.0 beside the engines")
 def test_a_check_of_attention_fits(tuner, folder):
     model = ("check", "--attention", "deepseek-r1", "--tp", "8", "--device", "L40S")

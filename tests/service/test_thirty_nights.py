@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from cases import new_request, submit
 from clocks import Clock
-from databases import both_databases
+from tiers import only
 
 from tuner.families.fused_moe.problem import Gemm
 from tuner.jobs.job import Job, JobState, Lease
@@ -138,7 +138,7 @@ class World:
             publish(self.leases.store(lease), request, request.engine.partition("==")[2])
 
 
-@both_databases
+@pytest.mark.parametrize("database", only(["sqlite"], ["sqlite", "postgresql"]))
 def test_thirty_nights(settings, store_url):
     clock = Clock()
     with ExitStack() as stack:
