@@ -126,6 +126,7 @@ def test_a_watch_of_a_model_queues_every_family(server, settings, name):
     assert {row["family"] for row in cells} == families
 
 
+@pytest.mark.slow
 def test_predictions_end_in_winners_and_are_not_made_again(server, settings):
     watch = {"models": ["qwen3-8b-fp8"], "devices": ["L40S"], "tp": [8], "engine": SGLANG}
     watch |= {"measure": "predict", "effort": "quick", "batch_sizes": [1]}

@@ -117,6 +117,7 @@ def stack(secrets):  # noqa: F811
         yield Stack(secrets.parent, Path(home), stack)
 
 
+@pytest.mark.slow
 def test_the_admin_key(stack):
     stack.answers()
     old, port = stack.secret("admin_key"), stack.server.port
