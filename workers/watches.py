@@ -132,6 +132,8 @@ class Watch:
             try:
                 minute = int(time.monotonic() // 60)
                 running = _running(model, minute) if is_url(model) else None
+                if isinstance(running, TunerError):
+                    raise running
                 spec = running.spec if running else self.engine
                 need = JobRequirements(find_device(device).name, self.measure == "gpu", spec)
                 engine = need.newest(workers, here).engine
@@ -202,9 +204,14 @@ class Watch:
 
 
 @lru_cache(maxsize=64)
-def _running(url: str, _: int) -> RunningServer:
-    """Return what a server runs, asked once a minute. Raises as `ask_listed` does."""
-    return ask_listed(url)
+def _running(url: str, _: int) -> RunningServer | TunerError:
+    """Return what a server runs, or why that is not known, asked once a minute: pages must not wait
+    again and again for a server that is away.
+    """
+    try:
+        return ask_listed(url)
+    except TunerError as error:
+        return error
 
 
 @lru_cache(maxsize=1024)

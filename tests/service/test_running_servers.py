@@ -8,6 +8,7 @@ from running_servers import answering, sglang_answer, sglang_server
 from typer.testing import CliRunner
 
 from tuner.cli.commands import app
+from tuner.errors import ServerUnavailable
 from workers import watches
 from workers.watches import LeftAlone, Unresolved, named, read_watch
 
@@ -66,6 +67,21 @@ def test_submit_takes_a_url(store_url, monkeypatch):
     (job,) = said.get("jobs", [said])
     assert job["request"]["engine"] == "sglang==0.5.16"
     assert "E=128,N=384" in job["request"]["problem"]
+
+
+def test_a_server_that_is_away_is_asked_once_a_minute(listed, monkeypatch):
+    monkeypatch.setattr(watches.time, "monotonic", lambda: 9_000_000.0)
+    asked = []
+    monkeypatch.setattr(watches, "ask_listed", lambda url: asked.append(url) or refuse(url))
+
+    def refuse(url):
+        raise ServerUnavailable(f"{url} does not answer")
+
+    url = "http://127.0.0.1:30000"
+    watch = named(read_watch({"models": [url], "devices": ["H200"], "tp": [1, 2]}))
+    said = [str(one.error) for _ in range(3) for one in watch.requests()]
+    assert said == [f"{url} does not answer"] * 6
+    assert asked == [url]
 
 
 def test_a_watch_of_a_server_follows_it_through_an_upgrade(listed, monkeypatch):
