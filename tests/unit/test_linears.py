@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checkpoints import config_json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -47,7 +48,8 @@ TABLE = [
 
 def config(quantization: object = BLOCKS, **changes: object) -> bytes:
     """A small config.json of a model without experts: Qwen3-8B's sizes."""
-    fields: dict[str, object] = {
+    dense: dict[str, object] = {
+        **dict.fromkeys(("num_experts", "moe_intermediate_size", "num_experts_per_tok")),
         "architectures": ["Qwen3ForCausalLM"],
         "hidden_size": 4096,
         "intermediate_size": 12288,
@@ -55,9 +57,8 @@ def config(quantization: object = BLOCKS, **changes: object) -> bytes:
         "num_key_value_heads": 8,
         "head_dim": 128,
         "num_hidden_layers": 36,
-        "quantization_config": quantization,
-    } | changes
-    return json.dumps({k: v for k, v in fields.items() if v is not None}).encode()
+    }
+    return config_json(quantization, **dense | changes)
 
 
 def of_rank(model: Model, **ranks: object) -> dict[str, RankLinear]:
