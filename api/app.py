@@ -83,7 +83,7 @@ _START = """SwaggerUIBundle({
 """
 
 
-# Swagger has light colours alone. Turned round, they are dark ones, and hues stay.
+# Swagger has light colours alone. Inverted, the colours are dark, and their hues stay.
 _THEME = """[data-theme="light"] { color-scheme: light; } [data-theme="dark"] { DARK }
 @media (prefers-color-scheme: dark) { :root:not([data-theme]) { DARK } }
 """.replace("DARK", "background: #fff; filter: invert(0.9) hue-rotate(180deg);")

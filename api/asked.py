@@ -42,7 +42,7 @@ from workers.watches import Watch, is_preset, model_name, named, read_watch
 
 @dataclass(frozen=True)
 class Asked:
-    """What a body asks to tune."""
+    """Hold the problems that a body asks to tune, and how they are served."""
 
     body: SubmitJob
     device: Device
@@ -56,12 +56,12 @@ class Asked:
         return [problem for target in self.targets for problem in target.problems]
 
     def selection(self, problem: Problem) -> Selection:
-        """The points of a problem that the body selects. Raises BadInput."""
+        """Return the points of a problem that the body selects. Raises BadInput."""
         family = family_of(problem)
         return family.read_selection(problem, self.body.fields(family.selecting))
 
     def request(self, target: TuningTarget, problem: Problem) -> JobRequest:
-        """The job of a problem. Raises BadInput."""
+        """Return the job of a problem. Raises BadInput."""
         name, _ = parse_spec(self.engine)
         return JobRequest(
             problem=problem,
@@ -80,7 +80,7 @@ class Asked:
 def job_request(
     body: SubmitJob, settings: Settings, workers: Sequence[WorkerStatus]
 ) -> tuple[JobRequest, list[str]]:
-    """The job, for one version of its engine, and what was assumed of its model.
+    """Return the job, for one version of its engine, and what was assumed of its model.
 
     Raises BadInput, which says which field is wrong if it is known; for fields that do not apply to
     the problem, OptionsRefused.
@@ -105,7 +105,7 @@ def asked_model(body: SubmitModel, settings: Settings, workers: Sequence[WorkerS
 
 
 def jobs_of(asked: Asked, body: SubmitModel) -> ModelJobs:
-    """The jobs of a model, and what is left out. Raises BadInput."""
+    """Return the jobs of a model, and what is left out. Raises BadInput."""
     name, version = parse_spec(asked.engine)
     wanted = set(map(parse_problem, body.problems))
     if unknown := wanted - set(asked.problems):
@@ -125,7 +125,9 @@ def jobs_of(asked: Asked, body: SubmitModel) -> ModelJobs:
 
 
 def plan_of(asked: Asked, api: Api) -> ModelPlan:
-    """The plan of a model, with what the store knows of its problems. Raises UnusableStore."""
+    """Return the plan of a model, with what the store knows of its problems. Raises
+    UnusableStore.
+    """
     name, version = parse_spec(asked.engine)
     engine: Engine | Elsewhere
     try:
@@ -178,7 +180,7 @@ def _asked(
 
 @contextmanager
 def _in_field(name: str) -> Iterator[None]:
-    """Say of a mistake that it is in that field, if no other one is known to be wrong."""
+    """Say that a mistake is in this field, if no other field is known to be wrong."""
     try:
         yield
     except BadInput as error:
@@ -187,7 +189,7 @@ def _in_field(name: str) -> Iterator[None]:
 
 
 def watch_of(body: WatchIn, settings: Settings) -> Watch:
-    """The watch as it is stored, see `named`. Raises BadInput."""
+    """Return the watch as it is stored; see `named`. Raises BadInput."""
     with _in_field("measure"):
         check_measure(body.measure, settings)
     with _in_field("server_args"):
@@ -218,7 +220,9 @@ def _serving(body: SubmitJob, engine: str, flags: Mapping[str, str]) -> Serving:
 
 
 def _target(body: SubmitJob, running: RunningServer | None) -> tuple[Target, str]:
-    """What a body names, or the model that a server runs, and the model's name if it has one."""
+    """Return the target that a body names, or the model that a server runs, and the name of the
+    model if it has a name.
+    """
     if running:
         # A path is never opened, as the answer would tell a client which files this machine has.
         model = find_preset(running.model)

@@ -162,7 +162,7 @@ IN_WORDS = {
 
 
 def refusing(check: Callable[[Any], object], kind: str = REFUSED) -> AfterValidator:
-    """What refuses a text or a list for which `check` raises BadInput, as Pydantic refuses others.
+    """Return a validator that refuses what `check` raises BadInput for, as Pydantic refuses values.
 
     So an answer names the mistakes of all fields, each at its place.
     """

@@ -91,7 +91,7 @@ WAIT_S = 5.0
 # It picks threads at random: with eight at once, some answers took ten times as long as others.
 READS = 3  # one computes while the others wait for the database
 OPEN = 1  # requests that need no key: however many there are, the others wait for at most this one
-OPEN_GAP_S = 0.01  # between those of one address; a proxy's users have one address together
+OPEN_GAP_S = 0.01  # between such requests of an address; a proxy's users share its address
 _ADDRESSES = 1000  # of which it is known when they may go on, before those that may are forgotten
 EXPORTS = 2  # they take long, and must not make the other reading requests wait
 ADMISSIONS = 4  # requests with a body, until it is read

@@ -79,7 +79,7 @@ class CoverageRow:
 
 
 def has_words(text: str, *said: object) -> bool:
-    """Return whether each word of a search is in what a row says, in either case."""
+    """Return whether a row has each word of a search, in capitals or not."""
     row = " ".join(map(str, said)).casefold()
     return all(word in row for word in text.casefold().split())
 
@@ -112,7 +112,7 @@ class RowFilter:
         return (c for name, c in row.cells.items() if not self.devices or name in self.devices)
 
     def place(self, row: CoverageRow) -> list[Any]:
-        """Where a row stands in the order, as JSON. One that lacks the sorted value comes last."""
+        """Return the place of a row in the order, as JSON; a row without the value is last."""
         value = None if self.order is MatrixOrder.NAME else row.best(self.order.value)
         number = value.timestamp() if isinstance(value, datetime) else value
         names = " ".join(row.models), row.problem, row.engine

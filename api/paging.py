@@ -98,7 +98,7 @@ class MatrixPage(Page):
     order: MatrixOrder = MatrixOrder.NAME
 
     def wanted(self) -> RowFilter:
-        """What to look for. Raises UnknownDevice."""
+        """Return the filter of the list. Raises UnknownDevice."""
         return RowFilter(
             text=self.q or "",
             family=self.family or "",
@@ -125,7 +125,7 @@ class WatchedPage(Page):
     limit: int = Field(20, ge=1, le=100)
 
     def wanted(self) -> WatchedFilter:
-        """What to look for. Raises UnknownDevice."""
+        """Return the filter of the list. Raises UnknownDevice."""
         device = find_device(self.device).name if self.device else None
         return WatchedFilter(device, self.model, self.family)
 
@@ -253,7 +253,7 @@ def read_job_place(values: Any) -> tuple[datetime, str]:  # noqa: ANN401 (JSON)
 
 
 def read_row_place(values: Any) -> list[Any]:  # noqa: ANN401 (JSON)
-    """What `RowFilter.place` gave. Raises BadInput."""
+    """Return the place of a row that `RowFilter.place` gave. Raises BadInput."""
     match values:
         case [bool(), float(), bool(), str(), str(), str()]:
             return list(values)

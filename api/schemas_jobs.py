@@ -102,7 +102,7 @@ class BatchOut(BaseModel):
 
 
 class LeftOutOut(BaseModel):
-    """What of a model is not queued."""
+    """A part of a model that is not queued, and the reason."""
 
     what: str = Field(description="A problem, or families of kernels in words.")
     why: str
@@ -127,7 +127,7 @@ class KernelOut(BaseModel):
 
 
 class RunsOut(BaseModel):
-    """What servers run, by the rules that were read of an engine's release."""
+    """The kernels that servers run, by the rules that were read of an engine's release."""
 
     line: str = Field(description="All of it in words.")
     rules_of: str
@@ -138,7 +138,7 @@ class RunsOut(BaseModel):
 
 
 class ProblemPlanOut(BaseModel):
-    """A problem of a model, and what is known of it before it is tuned."""
+    """A problem of a model before it is tuned: its kernel, its file and the gain."""
 
     problem: str
     family: str

@@ -97,14 +97,14 @@ class OutcomeOut(QueuedOut):
 
 
 class LeftAloneOut(BaseModel):
-    """What of a watched model is not kept tuned."""
+    """A part of a watched model that is not kept tuned, and the reason."""
 
     what: str = Field(description="A problem, or families of kernels in words.")
     why: str
 
 
 class NightModelOut(BaseModel):
-    """What a night says of a watched model on a device, in numbers of problems."""
+    """A watched model on a device in a night's report, in numbers of problems."""
 
     model: str
     device: str

@@ -242,7 +242,7 @@ class Unresolved:
 
 @dataclass(frozen=True)
 class LeftAlone:
-    """What of a watched model is not kept tuned."""
+    """A part of a watched model that is not kept tuned, and the reason."""
 
     model: str
     device: str  # the device table's name

@@ -111,7 +111,7 @@ def _preset(text: str) -> str:
 
 
 class Search(Strict):
-    """Which rows of a list to show: those that have each word, in names, aliases or figures."""
+    """A search of a list: it shows the rows that have each word in names, aliases or figures."""
 
     q: Name | None = None
 

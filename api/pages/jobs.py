@@ -253,7 +253,7 @@ def _or_form(
     given: Mapping[str, str],
     answer: Callable[[Mapping[str, Any]], Response],
 ) -> Response:
-    """Answer the body of a form; with a mistake, show the form again and say what it is."""
+    """Answer the body of a form; if it has a mistake, show the form again and name the mistake."""
     body = _body_of(given)
     try:
         return answer(body)
@@ -321,8 +321,8 @@ def _took_s(job: Mapping[str, Any]) -> float | None:
 
 
 def _before(job: Mapping[str, Any], api: Api) -> Mapping[str, float]:
-    """How many queued jobs of its device were posted before a queued job, and how many seconds of
-    a GPU they are thought to need.
+    """Return the number of queued jobs for its device that were posted before a queued job, and the
+    estimate of their GPU seconds.
     """
     posted = as_time(job["created_at"])
     if job["state"] != JobState.QUEUED.value or posted is None:

@@ -191,7 +191,7 @@ def list_nights(
     responses=responses(404),
 )
 def get_night(day: date | Literal["last"], caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """Show what the night of a date, or the last one, did."""
+    """Show the record of the night of a date, or of the last night."""
     night = api.nights.last() if day == "last" else api.nights.night(SCHEDULE, day)
     if night is None:
         raise HTTPException(404, "there was no night " + ("yet" if day == "last" else f"of {day}"))
