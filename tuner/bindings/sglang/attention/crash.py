@@ -1,4 +1,4 @@
-"""Explain a server's OutOfResources where an attention kernel of sglang caused it."""
+"""Explain a server's OutOfResources if an attention kernel of sglang caused it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _OTHERS = ("decode_attention.py", "prefill_attention.py")
 
 @dataclass(frozen=True)
 class Explained:
-    """Sentences and steps, "$ " before commands, and what mends the file on this machine."""
+    """The cause and the fix in sentences, "$ " before commands, and the remedy for this machine's
+    file.
+    """
 
     cause: tuple[str, ...]
     fix: tuple[str, ...]
@@ -40,10 +42,10 @@ def explain(
     version: str,
     cards: Sequence[Device | None],
 ) -> Explained | None:
-    """Why a launch needed `required` bytes of shared memory; None where it was no attention.
+    """Return why a launch needed `required` bytes of shared memory; None if it was no attention.
 
-    `place` is the file and line of the launch in the traceback, None without a traceback.
-    `version` is the server's, "" if unknown. `cards` are the GPUs that it may be.
+    `place` is the file and line of the launch in the traceback, None without a traceback. `version`
+    is the server's, "" if unknown. `cards` are the GPUs that it may be.
     """
     if place and place[0].endswith(_OTHERS):
         flags = backend_flags(version or "0.5.2", latent=False)
@@ -80,7 +82,7 @@ def _whose(place: tuple[str, int] | None, release: str, version: str) -> list[st
 
 
 def _which_launch(required: int, known: Sequence[Mapping[str, Any]], release: str) -> list[str]:
-    """Which launch needs exactly these bytes, and why a check computes other ones."""
+    """Return which launch needs exactly these bytes, and why a check computes other bytes."""
     matching = [row for row in known if not release or release in row["releases"]] or list(known)
     if not matching:
         return []
@@ -107,14 +109,16 @@ def _which_launch(required: int, known: Sequence[Mapping[str, Any]], release: st
 
 
 def _fits_since(devices: Sequence[Device]) -> str:
-    """The first release that fits all of these GPUs; empty where none is known."""
+    """Return the first release that fits all of these GPUs; empty if it is not known."""
     rows = launches_table()["fits"]
     found = {row["since"] for d in devices for row in rows if d.target.name in row["on"]}
     return found.pop() if len(found) == 1 else ""
 
 
 def _flashinfer(release: str) -> str:
-    """The flags of FlashInfer's kernels; for each range of releases if the release is unknown."""
+    """Return the flags of FlashInfer's kernels; for each range of releases if the release is
+    unknown.
+    """
     if release:
         return _flags(backends_row(release))
     newest, oldest = launches_table()["backends"]
@@ -161,7 +165,7 @@ def _steps(since: str, release: str, devices: Sequence[Device]) -> list[str]:
 def _remedy(
     place: tuple[str, int] | None, release: str, devices: Sequence[Device]
 ) -> tuple[SGLang | None, Remedy | None]:
-    """What mends the very file of the traceback, where it lies on this machine."""
+    """Return the remedy for the traceback's own file, if the file lies on this machine."""
     file = Path(place[0]) if place else None
     root = next((p for p in file.parents if p.name == "sglang"), None) if file else None
     if root is None or len(devices) != 1 or not (root / "__init__.py").is_file():

@@ -2,7 +2,7 @@
 
 1. With the engine's own constants, all worthwhile numbers of splits at each point.
 2. For each number of sequences, the best room and numbers are kept. The second kernel's constants
-   are all tried with them. An inner strategy proposes the first kernel's constants, each of which is
+   are all tried with them. An inner strategy proposes the first kernel's constants, which are all
    tried with the kept numbers, with half of each and with twice as many.
 """
 
