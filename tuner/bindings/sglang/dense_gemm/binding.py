@@ -2,7 +2,8 @@
 
 M, N and K are no constants of the kernels. Triton specialises them, and the strides that follow
 from them, only on "is 1" and "is a multiple of 16". So problems of a type share machine code: a
-configuration has variants for M = 1, for multiples of 16 and for other M, each for K whose  of quantisation blocks is a multiple of 16 and for other K.
+configuration has variants for M = 1, for multiples of 16 and for other M, each for K whose number
+of quantisation blocks is a multiple of 16 and for other K.
 """
 
 from __future__ import annotations
