@@ -1,4 +1,4 @@
-"""Read outputs of a node's own tools: what each shows alone, by the preflight's rules."""
+"""Read outputs of a node's own tools, and judge each alone by the preflight's rules."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def topology(finding: LogFinding, context: Context) -> ComputedAnswer:
 
 
 def rdma_ports(finding: LogFinding, context: Context) -> ComputedAnswer:
-    """Say which ports are down, and what NCCL_IB_HCA follows from those that are up."""
+    """Say which ports are down, and the value of NCCL_IB_HCA that follows from the ports that are
+    up.
+    """
     text = finding.around
     devices = parse_ibv_devinfo(text) or parse_ibstat(text) or parse_rdma_link(text)
     node = Node(_NODE, ports=parse_ibdev2netdev(text), devices=devices)
