@@ -126,8 +126,8 @@ def commands_for(
 ) -> list[str]:
     """Return the commands that tune and export the family of the text's model.
 
-    `seen`: settings that messages show, besides those of the server's command. `named`: the type of
-    weights in the name of a missing file.
+    `seen`: settings that messages show, besides the settings of the server's command. `named`: the
+    type of weights in the name of a missing file.
     """
     flag = [family.flag] if family and family.flag else []
     served = context.serving(engine, family) if family else ["--tp", str(context.tp)]

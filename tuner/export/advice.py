@@ -1,8 +1,8 @@
 """Advise on each problem: leave it, use these files, or use these files and these flags.
 
-Files and flags are advised only if they are faster than the kernel that runs without us. A server reads the
-files if it runs Triton's kernel. If its flags make it run another backend, Triton must have been
-measured beside that backend at every point before a flag is advised.
+Files and flags are advised only if they are faster than the kernel that runs without us. A server
+reads the files if it runs Triton's kernel. If its flags make it run another backend, Triton must
+have been measured beside that backend at every point before a flag is advised.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def advise(
 ) -> Advice:
     """Return advice on a problem. `engine`: the name and version that the servers run.
 
-    If `flags` name no model, the servers are those that the winners were found for.
+    If `flags` name no model, the servers are as the winners' servers.
     """
     if stale := _stale(winners, device, engine):
         return Advice(problem, Verdict.LEAVE, stale)
@@ -245,8 +245,8 @@ def _files(problem: Problem, winners: Sequence[Winner], *, triton: bool) -> Advi
 
 
 def _no_slower(winner: Winner, slower: Collection[str], unheld: Collection[str]) -> Winner:
-    """Return the winner; or, at sizes where it may be slower, the engine's own entry: a file must
-    hold each size.
+    """Return the winner, or the engine's own entry at a size at which the winner may be slower: a
+    file must hold each size.
     """
     size = winner.entry.point.size
     if size not in slower and size not in unheld:

@@ -165,10 +165,10 @@ def choose(
     """Choose a device's winners to export under `out`, or into the engine if None. If `wanted` has
     problems, only their winners; see `select`.
 
-    Problems that servers cannot load are left out, and unless `allow_predicted`, sizes with
-    predicted winners too. Raises ExportRefused if nothing is left, and if all problems that one of
-    `named` stands for are left out. Of the rest, only winners are chosen whose files are advised
-    for servers that are started with `flags`: there may be none.
+    Leave out problems that servers cannot load, and unless `allow_predicted`, sizes with predicted
+    winners. Raises ExportRefused if nothing is left, and if all problems that one of `named` stands
+    for are left out. Then leave out winners whose files are not advised for servers that are
+    started with `flags`: perhaps all winners.
     """
     found = wanted_winners(wanted, winners, device, engine)
     kept, left_out = loadable(found, engine, into_engine=out is None)

@@ -1,7 +1,7 @@
 """Read benchmark results: printed tables, JSON lines, decode log lines, markdown tables.
 
-The formats are those of sglang's bench_serving (0.4.4 to 0.5.23) and of vLLM's `bench serve`. A
-file may hold several runs in several formats; each reader takes the lines that it knows.
+The formats come from sglang's bench_serving (0.4.4 to 0.5.23) and from vLLM's `bench serve`. A file
+may hold several runs in several formats; each reader takes the lines that it knows.
 """
 
 from __future__ import annotations

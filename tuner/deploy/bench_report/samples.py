@@ -288,8 +288,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """Return an interval that holds the values' true median in 95 of 100 cases.
 
     The interval lies between two of the values, and assumes nothing of their distribution. Fewer
-    than `FEWEST_RUNS` values cannot be so sure: then it holds all of them. Of 7 values it holds all
-    too, of 9 all but the two extremes.
+    than `FEWEST_RUNS` values cannot be so sure: then it holds all of them. It also holds all of 7
+    values, and all of 9 values but the two extremes.
     """
     ordered = sorted(values)
     n, dropped = len(ordered), 0

@@ -1,7 +1,7 @@
 """Build the commands and the variables with which the engine is started on each node.
 
-The environment tables of the cluster file override the variables that a preflight proposes, and
-those override the variables that follow from other fields of the cluster file.
+The environment tables of the cluster file override a preflight's proposals, and the proposals
+override the variables that follow from other fields of the cluster file.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class Asked:
 def asked_of(deployed: Deployed, facts: Facts, named: Collection[str]) -> Asked:
     """Sort the tuned files by the server of a log. `named`: the files in its lines.
 
-    A bundle has the list of its cluster's servers. Of a folder, the server asks for the files of
-    its GPU for the problems of its model, and for the files of problems that a line names.
+    A bundle has the list of its cluster's servers. The server asks for a folder's file if the file
+    is for its GPU, and for a problem of its model or for a problem that a line names.
     """
     names = frozenset(deployed.names)
     if deployed.asked:

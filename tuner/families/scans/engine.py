@@ -97,7 +97,9 @@ class ScanKernels(ABC, Generic[E]):
         return self.lifted.hash
 
     def _arguments(self, problem: ScanProblem, point: Point, call: Call) -> Mapping[str, Any]:
-        """Return the arguments of a launcher, which takes those that its parameters name."""
+        """Return the arguments of a launcher by name; it takes the arguments that are its
+        parameters.
+        """
         return self.scan.operands(problem, point, call)
 
     def _known(self, target: Target) -> Mapping[str, object]:
