@@ -17,15 +17,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-# GB/s of one PCIe lane: transfers a second, less the line code (128b/130b from generation 3 on).
+# GB/s of a PCIe lane: transfers a second, less the line code (128b/130b from generation 3 on).
 LANE = {"2.5": 0.25, "5": 0.5, "5.0": 0.5, "8": 0.985, "8.0": 0.985, "16": 1.969, "16.0": 1.969}
 LANE.update({"32": 3.938, "32.0": 3.938, "64": 7.563, "64.0": 7.563})
 # Packets of 256 bytes carry about 26 bytes of headers: NVIDIA's guides count on 85 to 90 %.
 PCIE_PAYLOAD = 0.87
 PORT_PAYLOAD = 0.93  # RoCE at an MTU of 1,024 bytes; more at 4,096
-BANDWIDTH_OK = 0.9  # of what a card can carry
+BANDWIDTH_OK = 0.9  # of a card's rate
 ALL_REDUCE_OK = 0.6  # of the limit: a ring also waits at each step
-FIRST_PORT = 18515  # of ib_write_bw; one more for each device
+FIRST_PORT = 18515  # of ib_write_bw; the next port for each further device
 SIZES = [2**20, 2**23, 2**26, 2**29]  # bytes
 TURNS = 20
 

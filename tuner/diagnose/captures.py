@@ -51,7 +51,7 @@ def topology(finding: LogFinding, context: Context) -> ComputedAnswer:
         return ComputedAnswer((*cause, none))
     cause += [f"{words}." for words in _nearest(found)]
     node = Node(_NODE, topology=found)
-    # A device that is far from the GPUs of these rows may be near one whose row is cut.
+    # A device that is far from the GPUs of these rows may be near a GPU whose row is cut.
     near = {nic for gpu in found.read_gpus for nic in found.nics if found.near(gpu, nic, SWITCH)}
     whole = not cut or near == {*found.nics}
     told = _told(check_topology(node, find_links(node)) if whole else ())
@@ -67,7 +67,7 @@ def rdma_ports(finding: LogFinding, context: Context) -> ComputedAnswer:
     node = Node(_NODE, ports=parse_ibdev2netdev(text), devices=devices)
     links = find_links(node)
     told = _told(check_rdma(node, links, None))
-    if len(up_devices(node)) < 1 == len(devices):  # the command may have named this one
+    if len(up_devices(node)) < 1 == len(devices):  # the command may have named this device
         told = replace(told, cause=tuple(one for one in told.cause if _NO_DEVICE not in one))
     cause = told.cause or (f"The ports of {joined(up_devices(node))} are up.",)
     if not (value := hca_list(node, links)):

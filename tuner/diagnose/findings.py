@@ -9,7 +9,7 @@ from tuner.diagnose.table import Form, Kind, Message
 from tuner.engines.logs.facts import Facts
 from tuner.engines.logs.words import Fact
 
-_MOST_VALUES = 200  # distinct values of one message; a log may be made up
+_MOST_VALUES = 200  # distinct values of a message; a log may be made up
 _MOST_RANKS = 4096
 
 

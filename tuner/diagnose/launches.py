@@ -18,8 +18,8 @@ from tuner.targets import resolve_target
 from tuner.tuning.request import Request, Source, prepare
 from tuner.tuning.run import own_launches
 
-# Checkpoints of a model differ in these; a server's log seldom says which one it is.
 _Failed = dict[str, str]  # why kernels could not be compiled, by the family
+# Checkpoints of a model differ in these types; a server's log seldom names the type.
 _OTHERS = (Dtype.FP8_W8A8, Dtype.BFLOAT16, Dtype.INT8_W8A8)
 
 

@@ -27,7 +27,7 @@ _MARLIN = (
     "its own int4 kernel (--quantization moe_wna16, or if Marlin cannot run) reads a file of this "
     "name. The server's log says which one runs."
 )
-_MOST_MODELS = 9  # that one file's name fits, and that are told each with its command
+_MOST_MODELS = 9  # that a file's name fits, and that are listed with a command each
 NOTHING: Mapping[str, str] = {}
 
 

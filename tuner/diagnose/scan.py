@@ -137,7 +137,7 @@ class _Scan:
         found: list[Frame] = []
         for i in range(max(0, before - _BEFORE), before):
             if b"Traceback (most recent call last)" in self._lines[i]:
-                found = []  # those above are of another exception
+                found = []  # the frames above are of another exception
             match = _FRAME.search(self._text(i))
             if match:
                 found.append(Frame(match[1], int(match[2]), match[3] or ""))

@@ -23,7 +23,7 @@ from tuner.problems.registry import Family, families, family_of
 from tuner.shell import command_line
 from tuner.targets import families_of
 
-# Functions that launch the kernels of families, by the family; and those of others.
+# Functions that launch the kernels of families, by the family.
 _LAUNCHERS = {
     "fused_moe": r"invoke_fused_moe\w*|fused_moe_kernel\w*|(?:fused|outplace|inplace)_\w*experts",
     "dense_gemm": r"w8a8_block_(?:fp8|int8)_\w+|\w*scaled_mm\w*",

@@ -53,7 +53,7 @@ class Advice:
     problem: Problem
     verdict: Verdict
     reason: str
-    gain: float | None = None  # over what runs without us: the geometric mean over sizes
+    gain: float | None = None  # over servers without us: the geometric mean over sizes
     flags: Mapping[str, str] = field(default_factory=dict)  # to start servers with
     winners: Sequence[Winner] = ()  # to write into files; none if the problem is left alone
     # Whether the times are of servers with these flags, or servers do not start without them. Else
@@ -229,7 +229,7 @@ def _files(problem: Problem, winners: Sequence[Winner], *, triton: bool) -> Advi
     entries = [winner.entry for winner in winners]
     unheld = not_compared(entries)
     if (slower or unheld) and any(entry.point.new_tokens for entry in entries):
-        # One entry of attention is for several sizes: it cannot be kept at some of them.
+        # An entry of attention is for several sizes: it cannot be kept at only some of them.
         return Advice(problem, Verdict.LEAVE, _no_time(unheld) or _slower(found, entries))
     kept = [_no_slower(winner, slower, unheld) for winner in winners]
     entries = [winner.entry for winner in kept]

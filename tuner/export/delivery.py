@@ -81,7 +81,7 @@ class ServerFlags:
 class Delivery(ABC):
     """Delivers a family's winners to the servers of an engine version."""
 
-    note: str = ""  # what an operator should know about such files
+    note: str = ""  # for operators, about such files
     # Whether only servers with this package's plugin ask for such files outside the engine's
     # package.
     by_plugin: bool = False

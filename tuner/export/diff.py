@@ -24,12 +24,12 @@ class FileDiff:
 
     file: str  # below the root's folder of sidecars
     change: str  # "added", "removed", "changed" or "the same"
-    entries: int  # in the new file; of a removed file, in the old one
-    changed: tuple[str, ...]  # sizes with another configuration, or in one of the files alone
+    entries: int  # in the new file; of a removed file, in the old file
+    changed: tuple[str, ...]  # sizes with another configuration, or in only one of the files
     statuses: Mapping[str, int]
     before: float | None  # the old file's gain over the engine's choices
     after: float | None  # the new file's
-    faster: float | None  # the changed entries' old times over their new ones
+    faster: float | None  # the changed entries' old times over their new times
 
     def __str__(self) -> str:
         said = f"{self.change}: {self.file}\n    {self.entries} entries: {counted(self.statuses)}"

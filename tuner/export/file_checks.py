@@ -21,7 +21,7 @@ log = logging.getLogger("tuner.plugin")
 # How far a launch may be from the nearest measured size: farther away, tuned constants were 0.44x
 # as fast as the engine's own (extend attention on an H200, tuned at 4 x 256, run at 1 x 1,024).
 SERVED_OCTAVES = 1.0
-_SPELLED = 8  # refused files in one line of a log; a folder may serve a fleet
+_SPELLED = 8  # refused files in a line of a log; a folder may serve a fleet
 
 
 class ServerFile(Protocol):

@@ -36,7 +36,7 @@ class FoundFile(str, Enum):
     """The file that a server would find today."""
 
     STORED = "stored"  # this tuner has winners to export
-    SHELF = "shelf"  # `tuner export` writes one that was measured elsewhere
+    SHELF = "shelf"  # `tuner export` writes a file that was measured elsewhere
     SHIPPED = "shipped"  # the engine's makers tuned it on this card
     NONE = "none"
     UNKNOWN = "unknown"  # the engine is not on this machine
@@ -71,8 +71,8 @@ class ProblemPlan(ServedProblem):
     file: FoundFile
     gain: float | None  # geometric mean of the stored gains; None: not known
     gain_status: Status | None  # OK: measured; PREDICTED
-    gpu_s: float | None  # seconds of one GPU that tuning would take; None: not known
-    stale: str = ""  # why the stored gain says nothing of what is installed here
+    gpu_s: float | None  # seconds of a GPU that tuning would take; None: not known
+    stale: str = ""  # why the stored gain does not hold for the backends that are installed here
     tuned_on: str = ""  # the Triton of a shipped file, if it is not the release's own
     from_shelf: bool = False  # whether the gain was measured elsewhere
     leave: str = ""  # why such problems are better left to the library that servers may run

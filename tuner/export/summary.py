@@ -27,11 +27,11 @@ class ExportSummary:
     root: Path
     files: Sequence[ExportFile]
     carried: int  # packaged files copied beside them
-    variables: Sequence[str]  # point servers at the root; none where they find it by themselves
+    variables: Sequence[str]  # point servers at the root; none if they find it by themselves
     server_flags: Sequence[ServerFlags] = ()
-    notes: Sequence[str] = ()  # what an operator should know about the files
+    notes: Sequence[str] = ()  # for operators, about the files
     left_out: Sequence[LeftOut] = ()
-    advice: Sequence[Advice] = ()  # what to do about each problem
+    advice: Sequence[Advice] = ()  # on each problem
     removed: Sequence[Path] = ()  # files of an earlier export, for problems that are left alone
     restores: Sequence[str] = ()  # commands for files that lie in the engine's own folder
 

@@ -74,7 +74,7 @@ def decode_line(line: str, source: str) -> list[Sample]:
 _ASKED = re.compile(
     r"\bnum[-_]prompts[ =](\d{1,9})"
 )  # in a command, or in its arguments as printed
-_APART = 1.1  # results of one server differ by less
+_APART = 1.1  # results of the same server differ by less
 _TABLE_START = re.compile(r"^=+ Serving Benchmark Result =+\s*$")
 _TABLE_END = re.compile(r"^={20,}\s*$")
 _TABLE_LINE = re.compile(r"^\s*([A-Za-z0-9][^:]*(?:\([^)]*\))?):\s+(\S.*?)\s*$")

@@ -14,7 +14,7 @@ from math import comb
 class LoadKind(str, Enum):
     """The kind of benchmark."""
 
-    SERVING = "serving"  # a client sent requests; one value per run
+    SERVING = "serving"  # a client sent requests; a value per run
     DECODE = "decode"  # the server's log lines; many values per run
 
 
@@ -180,7 +180,7 @@ class Pair:
     gain: float  # above 1 is better, for throughput and latency alike
     gain_low: float
     gain_high: float
-    run_by_run: bool  # whether runs were paired one to one for the gain
+    run_by_run: bool  # whether runs were paired in order for the gain
     failed: int = 0  # requests that failed on either side
 
     @property
@@ -216,7 +216,7 @@ def compare(before: Iterable[Sample], after: Iterable[Sample]) -> Comparison:
     )
 
 
-SAME_LENGTH = 0.02  # mean lengths of one load differ by less, from one run to the next
+SAME_LENGTH = 0.02  # mean lengths of a load differ by less from run to run
 
 
 class _Loads:

@@ -61,7 +61,7 @@ def lws_manifest(
     leader, worker = _commands(cluster)
     template = {
         "size": len(cluster.nodes),
-        # When one rank is lost, the others cannot go on.
+        # When a rank is lost, the others cannot go on.
         "restartPolicy": "RecreateGroupOnPodRestart",
         "leaderTemplate": _pod(cluster, variables, leader, folder, "leader"),
         "workerTemplate": _pod(cluster, variables, worker, folder, "worker"),

@@ -46,7 +46,7 @@ class Deployed:
     tp: int = 0
     rdma: bool = True  # whether the bundle's servers use RDMA between nodes
     known: bool = True
-    # What the files were made for, as far as all of them agree: engine, version, device, tp, ep.
+    # The servers that the files are for, as far as all agree: engine, version, device, tp, ep.
     made_for: Mapping[str, str] = field(default_factory=dict)
     problems: Mapping[str, Problem] = field(default_factory=dict)  # of tuned files, by name
     asked: frozenset[str] = frozenset()  # files that a bundle's servers ask for; none: not known

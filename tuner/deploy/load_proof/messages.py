@@ -176,14 +176,14 @@ _NEXT = re.compile(r"; (?!did you mean |the nearest )")
 _NEXT_ALONE = re.compile(r"; (?=refused |chunked scan, )")
 _FROM = r" from (?P<path>\S.*?\.json)(?P<how> \(predicted\))?"
 _USED_ATTENTION = re.compile(rf"\w+ \d+/\d+ \d+/\d+ .*?{_FROM}")
-_USED_ALONE = {  # by word: the line of one file
+_USED_ALONE = {  # by word: the line of a file
     GEMM: re.compile(rf"\d+x\d+ \w+ \w+{_FROM}"),
     SCAN: re.compile(rf"chunked scan, .*?{_FROM}"),
 }
 # A launch that no file is for: the engine's draft model may have such layers.
 _LEFT_ALONE = re.compile(r"\w+: (no choice for|left alone)\b.*")
 _REFUSED = re.compile(r"refused (?P<path>\S.*?\.json): (?P<why>.*)")
-_MORE = re.compile(r"refused \d+ more files")  # than one line names
+_MORE = re.compile(r"refused \d+ more files")  # than a line names
 # The start of a reason for which a good file is refused.
 _ELSEWHERE = ("made for ", "sglang ", "inference is deterministic")
 _NO_LAUNCH = re.compile(r"(?P<kernel>_fwd\w+) \(.*?\): (?P<why>not with .*)")

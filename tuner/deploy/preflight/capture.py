@@ -145,7 +145,7 @@ def _copy_sysfs(source: Path, target: Path) -> str:
     for pattern in _SYSFS_GLOBS:
         for path in source.glob(pattern):
             _copy(path, target / path.relative_to(source))
-    # The name of an interface's folder, and whether there is one of the physical function.
+    # The name of an interface's folder, and whether the physical function has a folder.
     for pattern in ("*/device/net/*", "*/device/physfn"):
         for path in source.glob(pattern):
             (target / path.relative_to(source)).mkdir(parents=True, exist_ok=True)

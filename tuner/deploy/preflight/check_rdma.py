@@ -80,7 +80,7 @@ def check_other_networks(node: Node, links: NodeLinks) -> Iterator[Finding]:
         if reason not in (EFA, FAR, MANAGEMENT):
             by_reason.setdefault(reason, []).append(device)
     for reason, devices in by_reason.items():
-        # With 6 fast devices for 8 GPUs, two slow ones are rails rather than another network.
+        # With 6 fast devices for 8 GPUs, two slow devices are rails rather than another network.
         rails = len(links.usable) + len(devices)
         odd = reason == SLOWER and rails == len(node.gpus or node.topology.gpus)
         rates = "".join(f", {d} {rate_of(node, d)} Gb/s" for d in devices if reason == SLOWER)
@@ -130,7 +130,7 @@ def _down_ports(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> 
     if not wanted:
         return
     named = set(expected.rdma or ()) if expected else set()
-    # A card with two ports and one cable works: DGX Spark is sold so.
+    # A card with two ports and a single cable works: DGX Spark is sold so.
     spare = all(d not in named and set(card_of(node, d)) & up for d in wanted)
     yield (node.info if spare or wanted == of_others else node.error)(
         "ports-down",

@@ -8,7 +8,7 @@ import re
 from tuner.deploy.preflight.facts import Gid, Node, RdmaPort
 from tuner.deploy.preflight.network import is_ip
 
-# Predictable names end in the function: ens2f0np0 and ens2f1np1 are one card's.
+# Predictable names end in the function: ens2f0np0 and ens2f1np1 are of the same card.
 _FUNCTION = re.compile(r"(.+?)f[0-7](?:np[0-9]+|d[0-9]+)?")
 _SLOT = re.compile(r"([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]\s", re.IGNORECASE)
 
@@ -60,7 +60,7 @@ def _share_bridge(node: Node, device: str, other: str) -> bool:
 def interface_of(node: Node) -> dict[str, str]:
     """Return each RDMA device's network interface, from all captured sources."""
     found = {d.device: d.interface for d in node.devices}
-    # The first entry's is the port's own; later ones may be of VLANs.
+    # The first entry's interface is the port's own; later interfaces may be of VLANs.
     found.update({g.device: g.interface for g in reversed(node.gids) if g.interface})
     found.update({p.device: p.interface for p in node.ports if p.interface})
     return {**dict.fromkeys((p.device for p in node.ports), ""), **found}

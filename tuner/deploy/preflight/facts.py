@@ -206,7 +206,7 @@ class Node:
 def natural(name: str) -> tuple[tuple[int, str], ...]:
     """Return a sort key under which mlx5_10 comes after mlx5_9."""
     parts = re.findall(r"[0-9]+|[^0-9]+", name)
-    # Numbers are compared by length first, because int() refuses very long ones.
+    # Numbers are compared by length first, because int() refuses very long numbers.
     return tuple(
         (len(p.lstrip("0")) if p[0] in "0123456789" else 0, p.lstrip("0") or p) for p in parts
     )

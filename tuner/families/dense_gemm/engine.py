@@ -43,7 +43,7 @@ class GemmLaunch:
     binding: Binding
     grid: tuple[int, ...]
     # Tensors that the engine allocates for this launch: (shape, Triton's short name of the type).
-    # A name in two launches of one GEMM is the same tensor.
+    # A name in two launches of a GEMM is the same tensor.
     scratch: Mapping[str, tuple[tuple[int, ...], str]]
 
 

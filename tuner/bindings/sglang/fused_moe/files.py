@@ -47,7 +47,7 @@ class LoaderRules:
     source: Path  # the file that defines both functions; configs/ lies beside it
     config_dir_env: bool  # SGLANG_MOE_CONFIG_DIR replaces the packaged tree
     version_folders: bool  # files lie in configs/triton_X_Y_Z/
-    # Triton versions that are tried after the running one; None: all on disk.
+    # Triton versions that are tried after the running version; None: all on disk.
     fallback: tuple[str, ...] | None
     per_channel_names: bool  # file names may have ",per_channel_quant=True"
     down_files: bool  # the loader looks for "_down" files

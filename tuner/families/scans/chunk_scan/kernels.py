@@ -24,7 +24,7 @@ from tuner.kernels.stand_ins import SHORT_NAMES, Element, TensorSpec
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 
-# The values in the lists of sglang 0.5.23 and vLLM 0.33.0, and those between and beside them.
+# The values in the lists of sglang 0.5.23 and vLLM 0.33.0, and values between and beside them.
 _TILE = {
     "BLOCK_SIZE_M": (16, 32, 64, 128),
     "BLOCK_SIZE_N": (16, 32, 64, 128, 256),
