@@ -93,7 +93,7 @@ def _asked_words(name: str, asked: Quantization, stored: Sequence[Quantization])
     )
     return (
         f"the linear layers of {name}'s checkpoint are {' and '.join(kinds)}; {asked.kind} is "
-        "taken with a scale for each channel and no blocks, as an engine quantises weights itself; "
+        "tuned with a scale for each channel and no blocks, as an engine quantises weights itself; "
         "for a checkpoint with blocks give its config.json"
     )
 
@@ -107,7 +107,7 @@ def _notes(layers: Sequence[RankLinear], shapes: int) -> list[str]:
     """Return notes: which layers have problems, and which have none."""
     read = [layer for layer in layers if layer.dtype is not None]
     names = ", ".join(dict.fromkeys(layer.name for layer in read))
-    notes = [f"{shapes} shapes of {len(read)} linear layers of a rank: {names}"]
+    notes = [f"{shapes} GEMM shapes in {len(read)} linear layers of a rank: {names}"]
     for why in dict.fromkeys(layer.why for layer in layers if layer.why):
         left = ", ".join(dict.fromkeys(layer.name for layer in layers if layer.why == why))
         notes.append(f"left out ({why}): {left}")

@@ -276,7 +276,7 @@ def _asked_words(model: Model, problem: FusedMoe, serving: Serving) -> str:
     has = model.dtype.value if model.dtype else model.quantization
     if model.block_shape:
         has += f" in {'groups' if not model.block_shape[0] else 'blocks'} of {_sized(model)}"
-    as_asked = f"{model.name}'s checkpoint is {has}; {problem.dtype.value} is taken with "
+    as_asked = f"{model.name}'s checkpoint is {has}; {problem.dtype.value} is tuned with "
     weight_only = problem.dtype.activation_bits == 16  # its kernel reads a scale for each column
     kind = "groups" if weight_only else "blocks"
     if problem.block_shape:
@@ -284,10 +284,10 @@ def _asked_words(model: Model, problem: FusedMoe, serving: Serving) -> str:
     each = "channel" if weight_only or problem.per_channel_quant else "tensor"
     other, stored = "", sibling(model, problem.dtype)
     if stored and stored.block_shape:
-        other = f"; {stored.name} has {kind} of {_sized(stored)}: name it"
+        other = f"; {stored.name} has {kind} of {_sized(stored)}: name that preset"
     elif stored:
-        otherwise = ", as it is taken" if problem.per_channel_quant else ": name it"
-        other = f"; {stored.name} has a scale for each channel{otherwise}"
+        other = f"; {stored.name} has a scale for each channel: name that preset"
+        other = f", like {stored.name}" if problem.per_channel_quant else other
     rows = 0 if weight_only else 128
     return Note(
         f"{as_asked}a scale for each {each} and no {kind}{other}; "

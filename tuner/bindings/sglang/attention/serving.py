@@ -9,8 +9,8 @@ from tuner.models.attention import AttentionShape
 from tuner.models.model import Model
 
 _SPARSE = (
-    "sglang runs {} with its sparse attention where no --attention-backend is given; "
-    "these problems are what the triton backend would run"
+    "sglang runs {} with its sparse attention if no --attention-backend is given; "
+    "these problems are for --attention-backend triton"
 )
 _NOTES = {
     "DeepseekV32ForCausalLM": _SPARSE,
@@ -51,17 +51,18 @@ def serving_notes(model: Model, shape: AttentionShape, tp: int) -> list[str]:
     if shape.kv_lora_rank:
         notes.append(
             f"sglang runs the absorbed form ({shape.kv_lora_rank + shape.qk_rope_head_dim} columns)"
-            f" where anything is cached, and {first.head_dim}/{first.v_head_dim} where nothing is"
+            f" if a prefix is cached, and heads of {first.head_dim}/{first.v_head_dim} if not"
         )
     for kind in shape.layers:
         if kind.window:
             which = f"{kind.count} of its layers" if kind.count else "some layers"
             notes.append(
-                f"{which} see {kind.window} tokens back alone; at decode they get only these tokens"
+                f"{which} have a sliding window: a token attends to {kind.window} previous tokens, "
+                "and decode reads only these"
             )
         if not shape.kv_lora_rank and tp > kind.kv_heads:
             notes.append(
-                f"each of {kind.kv_heads} key heads is held by {tp // kind.kv_heads} ranks"
+                f"each of {kind.kv_heads} KV heads is replicated on {tp // kind.kv_heads} ranks"
             )
     if note := _NOTES.get(model.architecture):
         notes.append(note.format(model.architecture))
