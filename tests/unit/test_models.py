@@ -132,7 +132,7 @@ class TestConfigJson:
         )
         found = models.problems(parse_model(data, "x"), Serving(tp=4))
         assert [(one.E, one.N) for one in found.problems] == [(64, 384), (64, 128)]
-        assert "experts for text are 1536 wide, those for images 512" in found.notes
+        assert "experts for text are 1536 wide, experts for images 512" in found.notes
         target = TuningTarget(find_family("fused_moe:E=1"), found.problems, (), True)
         with pytest.raises(BadInput, match="name fused_moe:E=64,N=384.* and fused_moe:E=64,N=128"):
             only_problem(target)

@@ -93,7 +93,7 @@ def remedy_lines(remedy: Remedy, engine: str) -> list[str]:
     first, last = remedy.lines
     lines = [f"the constants stand in {remedy.file}, lines {first} to {last}"]
     if remedy.fits_since:
-        lines.append(f"sglang {remedy.fits_since} and later choose smaller ones: upgrade, or")
+        lines.append(f"sglang {remedy.fits_since} and later choose smaller constants: upgrade, or")
     if remedy.flags:
         lines.append(f"start the server with {' or '.join(remedy.flags)}: another kernel, or")
     if remedy.patched:

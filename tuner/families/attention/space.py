@@ -77,8 +77,8 @@ def _rules(problem: Attention, device: Device, part: AttentionPart) -> Iterator[
         whole = max(LEAST_H, 1 << (problem.group - 1).bit_length())
         yield Rule(
             "BLOCK_H divides the group, or is the least that holds all of it",
-            "_fwd_grouped_kernel_stage1 counts blocks of heads from the first head on, so one that "
-            "begins in a group and ends in the next reads the wrong keys; measured so",
+            "_fwd_grouped_kernel_stage1 counts blocks of heads from the first head on, so a block "
+            "that begins in a group and ends in the next reads the wrong keys; measured so",
             lambda c: (
                 c["BLOCK_H"] == whole
                 or (c["BLOCK_H"] < problem.group and problem.shares_keys_in(c["BLOCK_H"]))

@@ -60,7 +60,7 @@ def problems(model: Model, serving: Serving) -> Resolved:
         reasons = dict.fromkeys(layer.why for layer in layers)
         raise BadProblem(
             f"no Triton GEMM reads the linear layers of {model.name}: {', '.join(reasons)}; "
-            "for what the engine quantises itself, name its type, e.g. ",
+            "if the engine quantises the weights itself, name their type, e.g. ",
             cli="--dtype fp8_w8a8",
             api="dtype=fp8_w8a8",
         )

@@ -103,7 +103,7 @@ def _never_read(
         path = Path(group.name)
         key = layer.read_any_name(path.name)
         if not key.device:
-            why = "its name has none of a GPU, and a server asks for that of its GPU"
+            why = "its name has no GPU, and a server asks for a name with its GPU"
             yield UnreadFile(group.name, (), f"{path.name} is never read: {why}.")
             continue
         # Without a folder of a Triton, or without the release's own Triton, folders tell nothing.
@@ -213,10 +213,10 @@ def _beyond(groups: Sequence[CheckGroup[FusedMoe]]) -> Iterator[str]:
     """Yield notes on files that begin late or end early: which entry runs at the sizes beyond."""
     for group in groups:
         sizes = sorted({asked.size for asked in group.entries})
-        few = [f"smaller sizes that of M={sizes[0]}"] if sizes[0] > 1 else []
-        few += [f"larger sizes that of M={sizes[-1]}"] if sizes[-1] < _LARGE else []
+        few = [f"smaller sizes run the entry of M={sizes[0]}"] if sizes[0] > 1 else []
+        few += [f"larger sizes run the entry of M={sizes[-1]}"] if sizes[-1] < _LARGE else []
         if few:
-            yield f"{Path(group.name).name}: the nearest entry counts: {' and '.join(few)}"
+            yield f"{Path(group.name).name}: {', and '.join(few)}"
 
 
 def _changed(groups: Sequence[CheckGroup[FusedMoe]], engine: Engine) -> list[str]:

@@ -65,7 +65,7 @@ class MoeOnGpu:
         outputs of all candidates are compared, because others take a recording for the truth.
         """
         if request.get("backend", TRITON) != TRITON:
-            detail = "only Triton's kernel runs one gemm of a layer alone"
+            detail = "only Triton's kernel can run a single gemm of a layer"
             return _answer(Measurement(Status.UNSUPPORTED, detail=detail))
         point, config = read_point(request), Config(request["config"])
         inputs = self._layer.inputs(point)
@@ -187,7 +187,7 @@ def _checked(ids: object, path: Path, problem: FusedMoe) -> Tensor:
     plain = ids.layout is torch.strided and ids.device.type == "cpu"  # "meta": without values
     if not plain or ids.dtype not in WHOLE:
         kind = f"{ids.dtype} tensor ({ids.layout}, {ids.device.type})"
-        raise BadInput(f"{path} holds a {kind}, not a plain one of whole numbers: {expected}")
+        raise BadInput(f"{path} holds a {kind}, not a plain tensor of whole numbers: {expected}")
     if ids.ndim != 2 or ids.shape[1] != problem.top_k or len(ids) == 0:
         empty = ", no token" if ids.numel() == 0 else ""
         raise BadInput(f"{path} holds a tensor of shape {tuple(ids.shape)}{empty}: {expected}")

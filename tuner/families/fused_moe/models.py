@@ -133,7 +133,7 @@ def problems(model: Model, serving: Serving) -> Resolved:
     notes += _scheme_notes(model, found[0], serving)
     if width := model.image_intermediate:
         found.append(_served(replace(model, intermediate=width), serving, fusion))
-        notes.append(f"experts for text are {model.intermediate} wide, those for images {width}")
+        notes.append(f"experts for text are {model.intermediate} wide, experts for images {width}")
     if found[0].ep > 1:
         notes.append(_EP_NOTE)
     return Resolved(tuple(found), (*notes, *_class_notes(model.architecture)))
@@ -193,7 +193,7 @@ def _served(model: Model, serving: Serving, fusion: Fusion) -> FusedMoe:
 def _class_notes(name: str) -> list[str]:
     """Return notes about the model's class."""
     ungated = name.startswith(_UNGATED)
-    return [f"{name}'s experts have no gate; they are timed with one"] if ungated else []
+    return [f"{name}'s experts have no gate; they are timed with a gate"] if ungated else []
 
 
 def moe_problem(

@@ -150,7 +150,7 @@ def _block_rules(problem: FusedMoe, block: tuple[int, int], gemm: Gemm) -> Itera
     )
     yield Rule(
         "BLOCK_SIZE_N divides the quantisation block or exceeds it",
-        "fused_moe_kernel takes one scale a tile where BLOCK_SIZE_N <= group_n",
+        "fused_moe_kernel takes one scale a tile if BLOCK_SIZE_N <= group_n",
         lambda c: c["BLOCK_SIZE_N"] > block_n or block_n % c["BLOCK_SIZE_N"] == 0,
     )
 

@@ -327,7 +327,7 @@ def _notes(layer: _Layer) -> list[str]:
     path = layer.baselines.unread
     if path is None:
         return []
-    use = "kept where they can run" if layer.predicted else "tried"
+    use = "kept if they can run" if layer.predicted else "tried"
     return [
         f"{layer.request.engine.name} ships a file that was tuned on this card, and that servers "
         f"do not ask for: {path.parent.name}/{path.name}; its entries are {use}"

@@ -178,7 +178,7 @@ def choose(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Fus
         assumed = "" if serving.model or hidden_size or top_k else names
         origin = f"hidden size {problem.K} and top_k {problem.top_k} as in {names}"
         if assumed:
-            origin += ", if it is that model; for another one, tune its config.json instead"
+            origin += ", if it is that model; for another model, tune its config.json instead"
         return problem, origin, assumed
     message = f"{missing.file_name} names neither the hidden size nor top_k"
     these = "; ".join(

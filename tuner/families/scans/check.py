@@ -87,7 +87,7 @@ def check_problems(problems: Sequence[ScanProblem], device: Device, engine: Engi
             own = kernels.constants(*about)
             point = Point(1, part, kernels.first_tokens(problem))
             asked += [(point, one) for one in ([own] if own else kernels.listed(*about))]
-        name = f"{problem.spec()}: what {engine.name} {engine.version} has"
+        name = f"{problem.spec()}: the configurations of {engine.name} {engine.version}"
         groups.append(_group(name, problem, asked, device, engine))
     return check_groups(ScanCheck, groups, device, engine)
 

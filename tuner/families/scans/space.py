@@ -18,7 +18,7 @@ def scan_space(problem: ScanProblem, part: Part, device: Device) -> Space:
     tuned = kernel_of(problem, part)
     rules = [
         Rule(
-            "a tile is no wider than what it covers",
+            "a tile is no wider than the length that it covers",
             "the kernel would mask the rest",
             lambda config: not oversized(problem, part, config),
         ),

@@ -50,7 +50,7 @@ def explain(
     if place and place[0].endswith(_OTHERS):
         flags = backend_flags(version or "0.5.2", latent=False)
         return Explained(
-            ("The kernel is one of sglang's Triton attention.",),
+            ("The kernel belongs to sglang's Triton attention.",),
             (f"Start the server with {' or '.join(flags)}.",),
         )
     if place and not place[0].endswith(_EXTEND):
@@ -147,15 +147,14 @@ def _steps(since: str, release: str, devices: Sequence[Device]) -> list[str]:
             if targets & {*row["on"]}
         ]
         steps.append(
-            "Upgrade to the first sglang, of those that were read, whose tiles fit: "
-            f"{'; '.join(fits)}."
+            f"Upgrade to the first known sglang release whose tiles fit: {'; '.join(fits)}."
         )
     steps.append(f"Or run FlashInfer's kernels: {_flashinfer(release)}.")
     one = len(devices) == 1 and devices[0].aliases
     card = f"--device {devices[0].aliases[0]}" if one else "--device and the server's GPU"
     engine = f"--engine sglang=={release}" if release else "--engine and the server's version"
     steps.append(
-        "Or patch the file: on the server's machine, or where that release is unpacked, give this "
+        "Or patch the file: on the server's machine, or on a machine with that release, give this "
         f"log to `tuner diagnose` again with {card}, {engine} and --write-patch extend.patch. It "
         "prints how to apply the patch."
     )

@@ -113,7 +113,7 @@ def verify_attention(export: AttentionFileExport, written: Path) -> None:
     for entry in export.file.entries:
         picked = export.file.pick(*entry.bucket)
         if picked != entry:
-            raise ExportRefused(f"{name}: {picked} is picked where {entry} should be")
+            raise ExportRefused(f"{name}: {picked} is picked instead of {entry}")
 
 
 def _file_key(winner: Winner) -> tuple[str, str]:

@@ -130,7 +130,7 @@ def _patched(text: str, choice: ast.If, device: Device, since: str) -> str:
         tests = [*(ast.unparse(guard) for guard in guards), *tests]
     kib = device.shared_optin_bytes // 1024
     added = [
-        f"{indent}# sglang {since} launches these tiles where a block has {kib} KiB to share.",
+        f"{indent}# sglang {since} launches these tiles if a block has {kib} KiB to share.",
         f"{indent}if {' and '.join(tests)}:",
         *(f"{indent}    {line}" for line in _tile_lines()),
     ]

@@ -89,8 +89,8 @@ class GemmDelivery(Delivery):
     gemm: SGLangDenseGemm
 
     note = (
-        "the GEMM files are for servers with engine-tuner installed; sglang asks for them where it "
-        "runs its Triton kernel, and per channel where it would run CUTLASS"
+        "the GEMM files are for servers with engine-tuner installed; sglang asks for them if it "
+        "runs its Triton kernel, and per channel if it would run CUTLASS"
     )
     variable = CONFIG_DIR_VARIABLE
     by_plugin = True

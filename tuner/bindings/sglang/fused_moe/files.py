@@ -101,7 +101,7 @@ def read_loader_rules(root: Path, engine: str) -> LoaderRules:
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         if _LOADER in functions and _CHOOSER in functions:
             return _rules(engine, source, functions[_LOADER], functions[_CHOOSER])
-    raise UnsupportedKernel(f"{engine} does not keep {_LOADER} where a known version does")
+    raise UnsupportedKernel(f"{engine} does not keep {_LOADER} in a known place")
 
 
 def _rules(

@@ -120,7 +120,7 @@ def _qwen3_next(case: FusionCase) -> str | None:
     if case.release < (0, 5, 14):
         return "of Qwen3-Next before 0.5.14"
     if case.model.shared_intermediate != case.model.intermediate:
-        return "of another width than the routed ones"
+        return "of another width than the routed experts"
     if case.target.platform == HIP:
         return f"on {case.target.name} without SGLANG_USE_AITER=1, with which AITER runs them"
     return None
@@ -140,7 +140,7 @@ def _bailing_v3(case: FusionCase) -> str | None:
         case.model.n_shared_experts != 1
         or case.model.shared_intermediate != case.model.intermediate
     ):
-        return "of another width than the routed ones, or several of them"
+        return "of another width than the routed experts, or several of them"
     if case.model.quantization.startswith("compressed-tensors") and case.dtype is Dtype.INT4_W4A16:
         return _PACKED
     return _common_or_amd(replace(case, ep=1), (0, 5, 23))

@@ -46,4 +46,4 @@ def read_loader_rules(root: Path, engine: str) -> LoaderRules:
                     isinstance(n, ast.Constant) and n.value == "triton_version" for n in inside
                 ),
             )
-    raise UnsupportedKernel(f"{engine} does not keep {_LOADER} where every known version does")
+    raise UnsupportedKernel(f"{engine} does not keep {_LOADER} in the known place")
