@@ -114,7 +114,7 @@ def advise(
 ) -> Advice:
     """Return advice on a problem. `engine`: the name and version that the servers run.
 
-    If `flags` name no model, the servers are as the winners' servers.
+    If `flags` name no model, the servers are assumed to be the winners' servers.
     """
     if stale := _stale(winners, device, engine):
         return Advice(problem, Verdict.LEAVE, stale)

@@ -125,8 +125,8 @@ def _unpredicted(winner: Winner) -> Winner | None:
 
 
 def as_it_runs(winner: Winner, reason: str, own: Incumbent | None = None) -> Winner:
-    """Return the winner with the configuration that servers run without us: `own`, or the known
-    configuration.
+    """Return the winner with the configuration that servers run without this program: `own`, or the
+    known configuration.
     """
     own = own or reference(winner.entry).incumbent
     assert own is not None

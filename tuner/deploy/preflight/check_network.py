@@ -38,7 +38,7 @@ PLUGINS = {
 
 
 def merged_environment(node: Node, expected: ExpectedNode | None) -> dict[str, str]:
-    """Return the variables of a launch: the cluster file's override captured variables."""
+    """Return the variables of a launch: values of the cluster file override captured values."""
     return {**node.environment, **(expected.environment if expected else {})}
 
 

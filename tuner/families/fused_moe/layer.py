@@ -217,7 +217,6 @@ class Layer:
         return rows, *self.problem.gemm_shape(gemm)
 
     def _expert_bytes(self, gemm: Gemm) -> int:
-        """Return the bytes of an expert's weights."""
         n, k = self.problem.gemm_shape(gemm)
         return n * k * self.problem.dtype.weight_bits // 8
 

@@ -191,7 +191,6 @@ def _served(model: Model, serving: Serving, fusion: Fusion) -> FusedMoe:
 
 
 def _class_notes(name: str) -> list[str]:
-    """Return notes about the model's class."""
     ungated = name.startswith(_UNGATED)
     return [f"{name}'s experts have no gate; they are timed with a gate"] if ungated else []
 

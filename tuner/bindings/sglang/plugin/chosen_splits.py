@@ -176,8 +176,8 @@ class ChosenSplits:
         return self._rows[sequences]
 
     def write(self, num_kv_splits: Any, seq_lens: Any, *more: Any, **named: Any) -> None:  # noqa: ANN401
-        """Write the splits of each sequence. Both arguments are tensors on the device, a value
-        each.
+        """Write the splits of each sequence. Both arguments are tensors on the device, with a value
+        for each sequence.
 
         A CUDA graph may capture this, so it waits for nothing and makes no tensor of a Python
         value. A server's step waits for it, so it is a single launch, as in the engine.

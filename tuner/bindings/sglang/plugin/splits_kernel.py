@@ -30,12 +30,13 @@ def write_splits(
     LENGTHS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Write `splits` of `sequences` sequences with so many cached tokens each.
+    """Write `splits` of `sequences` sequences, whose cached tokens are in `seq_lens`.
 
-    A sequence counts as if the whole batch had sequences of its length. So a sequence that is much
-    longer than the others gets as many splits as in a small batch. `rows` has the ROWS thresholds
-    of that number, `lengths` the LENGTHS thresholds of tokens, and `numbers` the splits by both. A
-    single program does all; BLOCK is at least the number of sequences.
+    A sequence is treated as if all tokens of the batch were in sequences of its length. So a
+    sequence that is much longer than the others gets as many splits as in a small batch. `rows` has
+    the ROWS thresholds of the number of such sequences, `lengths` the LENGTHS thresholds of tokens,
+    and `numbers` the splits by both. A single program does all; BLOCK is at least the number of
+    sequences.
     """
     places = tl.arange(0, BLOCK)
     there = places < sequences
