@@ -221,7 +221,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure the network between GPU nodes.")
     parser.add_argument("--sysfs", type=Path, default=Path("/sys/class/infiniband"))
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("expect", help="what the cards of this node can carry")
+    commands.add_parser("expect", help="print the rates that the cards of this node can carry")
     for name, text in (("serve", "answer `bandwidth`"), ("bandwidth", "write to a serving node")):
         command = commands.add_parser(name, help=text)
         command.add_argument("--gid", default=os.environ.get("NCCL_IB_GID_INDEX", ""))

@@ -34,7 +34,8 @@ _SEVERAL = (
 )
 _UNSET = (
     "NCCL 2.21 and later choose the row themselves: leave NCCL_IB_GID_INDEX unset, for the index "
-    "moves when interfaces change. Older ones need it, if it is the same on all ports and nodes:"
+    "moves when interfaces change. Older releases need it, if it is the same on all ports "
+    "and nodes:"
 )
 _NO_DEVICE = "No RDMA device is usable"
 

@@ -42,7 +42,7 @@ _FP8 = f"dtype={Dtype.FP8_W8A8.value}"
 _DEVICE = re.compile(r".*device_name=(.*?)(?:,\w+=.*|(?:_down)?\.json)", re.DOTALL)
 # The engines' programs that tune fused-MoE files on the card itself.
 _SCRIPTS = {"sglang": "kernels/fused_moe_triton", "vllm": "kernels/benchmark_moe.py"}
-_NAME_IT = "Mend what tells the engine the card's name: NVML, or the package amdsmi on AMD's cards."
+_NAME_IT = "Mend the source of the card's name: NVML, or the package amdsmi on AMD's cards."
 _FOLDER = re.compile(r"triton_\d+_\d+_\d+")
 
 

@@ -170,7 +170,7 @@ def _older(engine: str, context: Context) -> list[str]:
     if not before or context.version(engine):
         return []
     return [
-        f"The path is of a release before {engine} {before}, and newer ones look in another "
+        f"The path is of a release before {engine} {before}, and newer releases look in another "
         f"folder: give the server's version too, --engine {engine}==VERSION, to each command. "
         f"`{command_line('pip', 'show', engine)}` says it."
     ]
@@ -178,7 +178,7 @@ def _older(engine: str, context: Context) -> list[str]:
 
 def _of_several(error: SeveralModels, options: Sequence[str]) -> list[str]:
     """Return the commands for each problem that the file may be for."""
-    steps = ["The file's name fits several models. Take the command of the one that is served:"]
+    steps = ["The file's name fits several models. Take the command of the served model:"]
     for spec, models in error.problems.items():
         steps += [f"{models}:", _command("tune", spec, *options)]
     return [

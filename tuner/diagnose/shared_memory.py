@@ -50,7 +50,7 @@ _TOLD_BY = {
 _FITS = {
     101376: (  # 0.5.13 and 0.5.14 were read: _use_low_smem_fp8_default
         "sglang: Use 0.5.14 or later, if the weights are fp8 without blocks: its defaults for them "
-        "fit into 101,376 bytes, and those of earlier releases do not.",
+        "fit into 101,376 bytes, and the defaults of earlier releases do not.",
     )
 }
 _WHOLE = (
@@ -254,7 +254,7 @@ def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) 
     if too_old := context.too_old():
         return [too_old]
     if lacks := context.missing(engine, model=True):
-        return [f"If it is one of them, `tuner tune` makes files that fit. {lacks}"]
+        return [f"If the kernel is among them, `tuner tune` makes files that fit. {lacks}"]
     options = context.options(engine)
     model = context.target() if own else ""
     whose = context.model if own else "the very checkpoint that is served"

@@ -169,7 +169,7 @@ class ModelPlan:
         ]
         older = [
             f"the file of {one.problem.spec()} was tuned with Triton {one.tuned_on}, and this "
-            "release runs another one: servers that read it warn that its performance might be "
+            "release runs another Triton: servers that read it warn that its performance might be "
             "sub-optimal"
             for one in self.problems
             if one.tuned_on

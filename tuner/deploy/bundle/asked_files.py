@@ -145,7 +145,7 @@ def winners_of_servers(
     """
     own = [winner for winner in winners if not winner.from_shelf]
     if asked is None:
-        stored = f", or bundle what is stored: add {_as_options(own, device)}" if own else ""
+        stored = f", or bundle the stored problems: add {_as_options(own, device)}" if own else ""
         raise ExportRefused(
             not_known(cluster),
             cli=f"; {SET_CONFIG}{stored}",

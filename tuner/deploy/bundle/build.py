@@ -215,7 +215,7 @@ def _winners_to_ship(
     if engine.name != cluster.engine.name:
         raise ExportRefused(
             f"{engine.name}'s winners are not {cluster.engine.name}'s, which {cluster.name} runs: "
-            f"bundle what was tuned with --engine {cluster.engine.name}"
+            f"bundle winners that were tuned with --engine {cluster.engine.name}"
         )
     found = (
         select(winners, wanted)

@@ -293,7 +293,7 @@ def fabric_script(cluster: Cluster, rank: int, environment: Mapping[str, str]) -
     words += ["--entrypoint /usr/bin/env", quoted(cluster.engine.image)]
     exports = [f"  export {setting}" for setting in settings] or ["  :"]
     image = cluster.engine.image
-    title = f"{cluster.name}: {node.name}, the network's bandwidth beside what it can carry."
+    title = f"{cluster.name}: {node.name}, the network's bandwidth beside the rates of its cards."
     body = _LAUNCH.format(
         mounted=MOUNTED_BUNDLE,
         container="\n".join(f"    {line}" for line in words),

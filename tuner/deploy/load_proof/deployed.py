@@ -125,7 +125,7 @@ def read_deployed(path: Path) -> Deployed:
         try:
             return _bundle(read_manifest(path), root)
         except (KeyError, TypeError, AttributeError):
-            raise BundleRefused(f"{NAME} lacks what a bundle's has") from None
+            raise BundleRefused(f"{NAME} lacks fields of a bundle's manifest") from None
     if (path / PROVENANCE).is_dir():
         return _exported(path.resolve())
     raise BadInput(

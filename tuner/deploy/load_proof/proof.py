@@ -53,8 +53,8 @@ def _old(server: CompletedHints, name: str) -> str:
     if not before or server.version(name):
         return ""
     return (
-        f"The paths are of a release before {name} {before}, and newer ones look for other files: "
-        "the command needs the release, which the text does not say."
+        f"The paths are of a release before {name} {before}, and newer releases look for other "
+        "files: the command needs the release, which the text does not say."
     )
 
 
@@ -317,7 +317,7 @@ def _untuned(proof: LoadProof) -> Iterator[str]:
     for load in proof.loads:
         shipped = load.outcome is LoadOutcome.LOADED and load.origin == FileOrigin.SHIPPED.value
         if shipped and (load.name in names or not deployed.known):
-            yield f"{load.name}: the engine's own file was loaded, not a tuned one"
+            yield f"{load.name}: the engine's own file was loaded, not a tuned file"
     silent = names - {load.name for load in proof.loads}
     for name in sorted(silent & asked.yes):
         yield f"{name}: in the bundle, but no line says that it was loaded"

@@ -12,11 +12,11 @@ from tuner.deploy.preflight.links import NodeLinks
 
 _EQUAL = {
     "image": "pull the same image by digest on every node",
-    "configs": "copy one node's config folder to all of them",
-    "sglang": "install one version",
-    "vllm": "install one version",
-    "triton": "install one version: configs are chosen by it",
-    "torch": "install one version",
+    "configs": "copy a node's config folder to all nodes",
+    "sglang": "install the same version",
+    "vllm": "install the same version",
+    "triton": "install the same version: configs are chosen by it",
+    "torch": "install the same version",
     "GPUs": "launch on nodes with equal GPUs: config files and the division of the model need them",
 }
 NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # sha256 of no bytes

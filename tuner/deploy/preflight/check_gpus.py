@@ -294,7 +294,7 @@ def _names(node: Node, expected: Expected | None) -> Iterator[Finding]:
         yield node.error(
             "gpus-differ",
             f"the node has GPUs of different names: {' and '.join(names)}",
-            "serve on GPUs of one name; servers choose config files by it",
+            "serve on GPUs of the same name; servers choose config files by it",
             evidence,
         )
     wanted = expected.gpu if expected else ""
@@ -323,7 +323,7 @@ def _in_use(node: Node) -> Iterator[Finding]:
         yield node.warning(
             "memory-in-use",
             f"memory of {len(busy)} GPUs is in use: a server counts on all of it",
-            "stop what runs there (nvidia-smi shows the processes)",
+            "stop the processes there (nvidia-smi shows them)",
             tuple(
                 f"{gpu.bus_id}: {(gpu.used_bytes or 0) / _GIB:.1f} of "
                 f"{(gpu.memory_bytes or 0) / _GIB:.1f} GiB"

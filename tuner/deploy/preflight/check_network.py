@@ -136,7 +136,7 @@ def check_left_out(
             f"{setting} uses {len(devices) - len(left)} of {len(devices)} RDMA devices that "
             f"collectives can use: the bandwidth of {joined(left)} is lost to them",
             ("unset NCCL_IB_DISABLE" if off else f"set NCCL_IB_HCA={offered}")
-            + ", unless what is left out is for something else, such as storage",
+            + ", unless the other devices have another use, such as storage",
         )
 
 
@@ -219,7 +219,7 @@ def _implicit(node: Node, links: NodeLinks, fix: str) -> Iterator[Finding]:
     if v6 and v4:
         yield node.warning(
             "dual-stack",
-            f"the node has {v4[0]} and {v6[0]}, and nothing says which one to announce",
+            f"the node has {v4[0]} and {v6[0]}, and nothing says which address to announce",
             fix,
             (*v4[:1], *v6[:1]),
         )
@@ -234,7 +234,7 @@ def _ports(node: Node, expected: Expected) -> Iterator[Finding]:
         yield node.error(
             "port-in-use",
             f"the {name} port {port} is taken",
-            f"stop what listens there (ss -ltnp 'sport = :{port}'), or choose another port in the "
-            "cluster file",
+            f"stop the process that listens there (ss -ltnp 'sport = :{port}'), or "
+            "choose another port in the cluster file",
             (f"listening on {taken[port].ip} port {port}",),
         )

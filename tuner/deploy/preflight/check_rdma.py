@@ -185,7 +185,7 @@ def _gids(node: Node, links: NodeLinks) -> Iterator[Finding]:
     if found and gid_index(node, links) is None:
         yield node.error(
             "gid-differs",
-            "no GID index is RoCE v2 on every device: one NCCL_IB_GID_INDEX cannot serve",
+            "no GID index is RoCE v2 on every device: a single NCCL_IB_GID_INDEX cannot serve",
             "add the addresses in the same order everywhere (take the interface down and up), or "
             "leave NCCL_IB_GID_INDEX unset and set NCCL_IB_ROCE_VERSION_NUM=2 with NCCL 2.21 or "
             "later",
