@@ -32,14 +32,19 @@ if TYPE_CHECKING:
 def bundle(
     device: Annotated[
         str,
-        typer.Option(autocompletion=complete.devices, help="The GPU, e.g. L40S; required."),
+        typer.Option(
+            autocompletion=complete.devices, help="The GPU, e.g. L40S; default: as --log says."
+        ),
     ] = "",
     cluster: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The cluster.toml to bundle for; required.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Archive to write; default: CLUSTER-DEVICE.tar.gz."),
+        typer.Option(
+            metavar="FILE|DIR",
+            help="Archive to write, or a folder to write it to; default: CLUSTER-DEVICE.tar.gz.",
+        ),
     ] = None,
     node: Captures = None,
     log: Annotated[
@@ -73,12 +78,12 @@ def bundle(
         ),
     ] = None,
     model: Annotated[
-        str | None,
+        str,
         typer.Option(
             autocompletion=complete.models,
-            help="Bundle this model's problems; default: those of the cluster's model.",
+            help="The model whose problems to bundle; default: the cluster's.",
         ),
-    ] = None,
+    ] = "",
     server: ResultsServer = None,
     as_json: Json = False,
 ) -> None:
@@ -87,7 +92,7 @@ def bundle(
     Exit 1 if the captured nodes have errors; the bundle is written all the same.
     """
     if cluster is None or not (device or log):
-        raise BadInput("a bundle needs --device and --cluster")
+        raise BadInput("a bundle needs --cluster cluster.toml, and --device or --log")
     from tuner.deploy.bundle.asked_files import render_files
     from tuner.deploy.bundle.build import build_bundle, write_bundle
     from tuner.deploy.bundle.manifest import sha256
@@ -115,7 +120,8 @@ def bundle(
         named=[parse_problem(spec) for spec in problem or ()],
         preflight=preflight,
     )
-    path = out or Path(f"{built.name}.tar.gz")
+    path = Path(f"{built.name}.tar.gz")
+    path = out / path if out and out.is_dir() else out or path
     write_bundle(built, path)
     for finding in preflight.findings if preflight else ():
         where = ", ".join(finding.nodes)
@@ -169,9 +175,9 @@ def _winners(device: Device, engine: Engine, tune: str, server: str | None) -> S
 
 
 def _wanted(
-    cluster: Cluster, device: Device, engine: Engine, specs: Sequence[str], model: str | None
+    cluster: Cluster, device: Device, engine: Engine, specs: Sequence[str], model: str
 ) -> Sequence[Problem]:
-    """The problems of `--problem` and `--model`; none if neither is given."""
+    """Return the problems of `--problem` and `--model`; none if neither is given."""
     parallel = cluster.parallel
     asked, _ = asked_model(model, "", device, engine, parallel.tp, None)
     return problems_to_ship(specs, asked, FamilyChoice((), {"ep": parallel.ep}))

@@ -72,7 +72,7 @@ def list_jobs(
         str | None,
         typer.Option(
             autocompletion=complete.models,
-            help="Only for models whose names have this; default: all.",
+            help="Only for this model, or models with this in their names; default: all.",
         ),
     ] = None,
     client: Annotated[

@@ -78,9 +78,9 @@ def targets_of(asked: TargetOptions, choice: FamilyChoice, every: bool) -> list[
 
 
 def asked_model(
-    model: str | None, server_args: str, device: Device, engine: Engine, tp: int, dtype: str | None
+    model: str, server_args: str, device: Device, engine: Engine, tp: int, dtype: str | None
 ) -> tuple[TargetOptions | None, dict[str, str]]:
-    """What `--model` names, if it is given, and the settings of the servers.
+    """Return the target of a model's name, None for "", and the settings of the servers.
 
     Raises as `read_command_target` and `CommandTarget.settings` do.
     """
@@ -273,7 +273,7 @@ def selection_of(family: Family, problem: Problem, choice: FamilyChoice) -> Sele
 def problems_to_ship(
     specs: Sequence[str], model: TargetOptions | None, choice: FamilyChoice
 ) -> list[Problem]:
-    """The problems of `--problem` and `--model`; a model may have problems of several families.
+    """Return the problems of `--problem` and of a model, which may have several families.
 
     Raises as `resolve` does where the model has no problem, or tp does not divide it.
     """

@@ -133,7 +133,9 @@ def _winners_of(
 def export_results(
     device: DeviceOrHere = "",
     engine: EngineSpec = "sglang",
-    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("results_out"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write to.")] = Path(
+        "results_out"
+    ),
     as_json: Json = False,
 ) -> None:
     """Write what was measured on a card, with its environment, in files by card and engine."""
