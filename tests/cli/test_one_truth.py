@@ -26,8 +26,8 @@ MODEL = {
 }
 FLAG = "--quantization w8a8_int8"
 RUNS = (
-    f"sglang 0.5.16 on NVIDIA_L40S runs Triton here with {FLAG}; it has no kernel for int8 experts "
-    "of compressed-tensors but on NPUs, so without that flag a server stops as it loads; with it, "
+    f"sglang 0.5.16 on NVIDIA_L40S runs Triton here with {FLAG}; only on NPUs it has a kernel for "
+    "int8 experts of compressed-tensors, so without that flag a server stops as it loads; with it, "
     "it reads tuned files"
 )
 OVER = f"over what runs without us with {FLAG}: Triton's default configurations"
