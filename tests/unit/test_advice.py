@@ -189,9 +189,7 @@ def test_a_difference_within_the_noise_is_none(ratio, verdict):
 
 def test_a_flag_needs_a_clear_gain():
     as_fast = entries(DECODE, others={"fa3": 20.0 * (1 + 0.9 * CLEAR_GAIN)})
-    assert left(asked(DECODE, as_fast)) == (
-        "servers run FlashAttention 3, and Triton is no faster"
-    )
+    assert left(asked(DECODE, as_fast)) == ("servers run FlashAttention 3, and Triton is no faster")
 
 
 def test_every_point_must_be_measured_beside_the_other_backend():

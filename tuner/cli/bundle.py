@@ -138,7 +138,7 @@ def bundle(
 
 
 def _servers(logs: Sequence[Path], device: str, engine: str) -> CompletedHints:
-    """The servers of the logs; what the command line says goes first."""
+    """Read the servers of the logs; the command line's engine and device go first."""
     from tuner.deploy.load_proof import facts_of
     from tuner.engines.logs.served import CompletedHints, Hints, check_hints
 
@@ -148,7 +148,7 @@ def _servers(logs: Sequence[Path], device: str, engine: str) -> CompletedHints:
 
 
 def _spec(cluster: Cluster, runs: CompletedHints | None) -> str:
-    """The engine of the cluster file, in the version of the log where the file has none."""
+    """Return the engine of the cluster file, in the log's version if the file names none."""
     name = cluster.engine.name
     return cluster.engine.spec if cluster.engine.release or not runs else runs.spec(name)
 
@@ -156,7 +156,7 @@ def _spec(cluster: Cluster, runs: CompletedHints | None) -> str:
 def _differences(
     cluster: Cluster, device: Device, engine: Engine, runs: CompletedHints
 ) -> Iterator[str]:
-    """A line for each fact of the log that differs from the cluster file."""
+    """Yield a line for each fact of the log that differs from the cluster file."""
     from tuner.deploy.load_proof import other_server
 
     made_for = {"engine": engine.name, "version": engine.version, "device": device.name}
@@ -165,7 +165,7 @@ def _differences(
 
 
 def _winners(device: Device, engine: Engine, tune: str, server: str | None) -> Sequence[Winner]:
-    """The stored winners. Raises ExportRefused if there are none; `tune` makes them."""
+    """Return the stored winners. Raises ExportRefused if there are none; `tune` makes them."""
     name, version = engine.name, engine.version
     with open_results(server) as store:
         found = store.winners(device=device.name, engine=name, engine_version=version)
@@ -184,7 +184,7 @@ def _wanted(
 
 
 def _refuse_other_versions(store: StoredResults, device: Device, engine: Engine, tune: str) -> None:
-    """Raises ExportRefused: there are no winners, or only those of other versions of the engine.
+    """Raise ExportRefused: the store has no winners, or winners of other versions alone.
 
     `tune` is the command that makes them.
     """

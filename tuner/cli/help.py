@@ -167,7 +167,7 @@ OPTION_NAMES: Mapping[str, str] = {
 
 
 def option_name(name: str) -> str:
-    """Our name of an option, by an engine's."""
+    """Return our name of an option, by an engine's."""
     return OPTION_NAMES.get(name, name)
 
 

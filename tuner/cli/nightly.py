@@ -82,7 +82,7 @@ def _open_nights(server: str | None, watch_list: Path | None) -> Iterator[Watchi
 
 
 def _last(watching: Watching) -> Mapping[str, Any]:
-    """The summary of the last round; of one that was not finished, its name and date."""
+    """Return the summary of the last round, or the name and date of an unfinished round."""
     night = watching.last_night()
     return night["summary"] or {"schedule": night["schedule"], "date": night["date"]}
 

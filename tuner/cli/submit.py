@@ -132,9 +132,9 @@ def _as_json(answer: Submitted) -> dict[str, Any]:
 
 
 def _pinned(queue: Queue, device: Device, spec: str, measure: str) -> str:
-    """The engine with the version that the jobs are for, as the queue's workers have it.
+    """Return the engine with the version for which jobs are made, as the queue's workers have it.
 
-    Raises UnknownEngine where neither they nor this machine has one.
+    Raises UnknownEngine if neither they nor this machine has a release.
     """
     from tuner.engines.engine import find_engine
     from tuner.jobs.workers import JobRequirements, engine_version_here

@@ -55,9 +55,7 @@ def serving_notes(model: Model, shape: AttentionShape, tp: int) -> list[str]:
     for kind in shape.layers:
         if kind.window:
             which = f"{kind.count} of its layers" if kind.count else "some layers"
-            notes.append(
-                f"{which} look back at most {kind.window} tokens (a sliding window)"
-            )
+            notes.append(f"{which} look back at most {kind.window} tokens (a sliding window)")
         if not shape.kv_lora_rank and tp > kind.kv_heads:
             notes.append(
                 f"{tp} ranks share {kind.kv_heads} key heads: {tp // kind.kv_heads} ranks have "
