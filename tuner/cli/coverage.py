@@ -156,7 +156,10 @@ def coverage(
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Show what is tuned and what is stale; with --watched, also what is missing."""
+    """Show which problems are tuned and which are stale.
+
+    With --watched, also show which are missing.
+    """
     name = find_device(device).name if device else None
     with open_watching(server) as watching:
         rows = list(watching.watched(name) if watched else watching.stored(name))

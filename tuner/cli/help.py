@@ -163,6 +163,7 @@ OPTION_NAMES: Mapping[str, str] = {
     "data-parallel-size": "dp",
     "tensor_parallel_size": "tp",
     "tp_size": "tp",
+    "moe-dense-tp-size": "moe-dense-tp",
 }
 
 

@@ -115,7 +115,7 @@ def list_engines(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the engines and Tritons on this machine, and which of them are used; or change them.
+    """List, add or remove engines and their Tritons.
 
     pip's package index has the files that are added. No environment changes.
     """

@@ -42,9 +42,10 @@ def run_night(
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Queue missing and outdated problems of the watch list, at most once a day.
+    """Queue missing and outdated problems, at most once a day.
 
-    Exit 1 if a watch or a job could not be queued, and 75 if the server or the store is away.
+    The watch list names them. Exit 1 if a watch or a job could not be queued, and 75 if the server
+    or the store is away.
     """
     refuse_foreign("workers")
     from workers.nightly import errors_of

@@ -56,9 +56,10 @@ def submit(
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Queue tuning jobs for a worker, one for each problem of a model, and print their ids.
+    """Queue a tuning job for each problem of a model.
 
-    Of a model, the problems for which servers read a file; `tuner plan` shows which.
+    These are the problems for which servers read a file, as `tuner plan` shows them. Prints the
+    ids of the jobs.
     """
     from tuner.engines.engine import parse_spec
     from tuner.engines.settings import settings_to_keep
