@@ -1,4 +1,4 @@
-"""The lines of logs of any size, without what terminals, mails and pages put around them."""
+"""Read the lines of logs of any size, without the marks of terminals, mails and pages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _RANK = re.compile(
 
 
 def blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """Blocks that end where a line does, or at the size of a block."""
+    """Yield blocks that end at the end of a line, or at the size of a block."""
     rest = b""
     while block := stream.read(_BLOCK):
         whole, newline, rest = (rest + block).rpartition(b"\n")
@@ -55,7 +55,9 @@ def blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def lines_of(block: bytes) -> list[bytes]:
-    """The lines of a block, without colours, escapes of HTML, links and marks of quotations."""
+    """Return the lines of a block, without colours, escapes of HTML, links and marks of
+    quotations.
+    """
     if any(escape + b"[" in block for escape in _ESCAPES):
         block = _COLOURS.sub(b"", block)
     if b"&" in block:
@@ -76,5 +78,5 @@ def lines_of(block: bytes) -> list[bytes]:
 
 
 def rank_of(line: str) -> tuple[str, ...]:
-    """The rank that wrote a line, or nothing where the line does not name it."""
+    """Return the rank that wrote a line, or nothing if the line does not name it."""
     return tuple(g for m in _RANK.finditer(line[:200]) for g in m.groups() if g)[:1]

@@ -1,4 +1,4 @@
-"""One copy of sglang on disk: what all families of kernels have in common."""
+"""Open a copy of sglang on disk, for all families of kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODELS = ("srt/models/**/*.py", r"(?m)^EntryClass\s*=\s*(?:\[[^\]]*?)?\b{}\b")
 
 @dataclass(frozen=True)
 class SGLang:
-    """One copy of sglang on disk; see `Engine` for the interface."""
+    """A copy of sglang on disk; see `Engine` for the interface."""
 
     version: str
     root: Path

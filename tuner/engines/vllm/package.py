@@ -1,4 +1,4 @@
-"""One copy of vLLM on disk: what all families of kernels have in common."""
+"""Open a copy of vLLM on disk, for all families of kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CARDS = {
 
 @dataclass(frozen=True)
 class VLLM:
-    """One copy of vLLM on disk; see `Engine` for the interface."""
+    """A copy of vLLM on disk; see `Engine` for the interface."""
 
     version: str
     root: Path
