@@ -1,4 +1,4 @@
-"""The fields of a config.json that describe experts, under the names that models give them."""
+"""Read the fields of a config.json that describe experts, under models' different names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _SHARED_BY_DESIGN = {"Llama4ForConditionalGeneration": 1, "Llama4ForCausalLM": 1
 
 
 def shared_experts(fields: Json, architecture: str) -> tuple[int, int]:
-    """(how many shared experts, columns of all of them together). Raises MalformedCheckpoint."""
+    """Return (number of shared experts, columns of all of them together).
+
+    Raises MalformedCheckpoint.
+    """
     shared = size(fields, _SHARED)
     width = size(fields, _SHARED_WIDTH)
     if shared is None:
