@@ -97,10 +97,10 @@ def known_linears(model: Model) -> LinearShape:
 def refuses(layer: Linear, ranks: Ranks) -> str:
     """Say why the engine cannot divide a layer; "" if it can.
 
-    The checks of blocks are from sglang's srt/layers/quantization/fp8.py (Fp8LinearMethod.
-    validate_block_quant_shapes) and blockwise_int8.py (BlockInt8LinearMethod.create_weights). Until
-    0.5.16 they compare with the whole tp, and so let data-parallel attention pass whose scales
-    cannot be divided; such a shape is refused here.
+    The checks of blocks are from sglang's srt/layers/quantization/fp8.py
+    (Fp8LinearMethod.validate_block_quant_shapes) and blockwise_int8.py
+    (BlockInt8LinearMethod.create_weights). Until 0.5.16 they compare with the whole tp, and so
+    accept data-parallel attention whose scales cannot be divided; such a shape is refused here.
     """
     n = ranks.of(layer.group)
     if layer.split is Split.NONE:

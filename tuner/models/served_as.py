@@ -33,8 +33,8 @@ class Served:
 def models_of(problem: Problem) -> Sequence[str]:
     """Return the models with this problem and their tensor-parallel sizes: `deepseek-r1 TP 8, 16`.
 
-    No model of the table in a usual way of serving may have it. The first call for a family takes
-    up to a second.
+    The list is empty if no model of the table has the problem in a usual way of serving. The first
+    call for a family takes up to a second.
     """
     return tuple(sorted(_words(one) for one in served_as(problem)))
 
