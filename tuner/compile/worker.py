@@ -1,7 +1,7 @@
-"""A compile process: `python -m tuner.compile.worker`.
+"""Run a compile process: `python -m tuner.compile.worker`.
 
-Reads JSON jobs from stdin, one a line, and answers each with a JSON line on stdout. It ends, with
-every process that it started, when stdin closes: a killed parent leaves nothing behind.
+It reads JSON jobs from stdin, a job a line, and answers each with a JSON line on stdout. It ends,
+with every process that it started, when stdin closes: a killed parent leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def _yield_to_others() -> None:
 def _run(job: dict[str, Any]) -> dict[str, Any]:
     """Return the compiler's verdict on a kernel, or why there is none.
 
-    "unusable" is a fault of this machine and "broken" one of this program, or of a source that does
-    not even load. Every other kernel would meet it too, so neither says anything of this one.
+    "unusable" is a fault of this machine. "broken" is a fault of this program, or of a source that
+    does not even load. Every other kernel would meet it too, so neither says anything about this
+    kernel.
     """
     start = time.perf_counter()
     try:
@@ -95,14 +96,14 @@ def _compile(path: Path, variant: dict[str, Any], target: Target) -> dict[str, A
 
 
 def _detail(error: Exception) -> str:
-    """One line of the compiler's output: the first with "error" or "fatal", or the last one."""
+    """Return one line of the compiler's output: the first with "error" or "fatal", or the last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r"\b(error|fatal)\b.*:", line)]
     return f"{type(error).__name__}: {(telling or lines or [''])[-1]}"[:500]
 
 
 def _place(error: Exception) -> str:
-    """The file and line that raised an error."""
+    """Return the file and line that raised an error."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno}"
 
