@@ -1,4 +1,4 @@
-"""Number formats of weights and activations."""
+"""Read the number formats of weights and activations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _ALIASES = {
 
 
 def parse_dtype(text: str) -> Dtype:
-    """Read a dtype, or an engine's word for one, like "bf16" or sglang's "w8a8_int8".
+    """Read a dtype, or an engine's word for a dtype, like "bf16" or sglang's "w8a8_int8".
 
     Raises BadProblem, which names the nearest.
     """
