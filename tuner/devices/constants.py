@@ -1,4 +1,4 @@
-"""Constants of GPUs that no data sheet gives, for the models that predict kernel times."""
+"""Keep constants of GPUs that no data sheet gives, for the models that predict kernel times."""
 
 from __future__ import annotations
 
