@@ -127,7 +127,9 @@ _WORDS = {Glyph.DISC: "measured", Glyph.RING: "predicted", Glyph.SQUARE: "the en
 
 
 def problem_charts(rows: Sequence[PictureRow]) -> list[Drawing]:
-    """Draw a chart of each kernel and length. Those with one size are rows of a last chart."""
+    """Draw a chart of each kernel and length. A chart with one size becomes a row of a
+    last chart.
+    """
     charts: dict[str, list[PictureRow]] = {}
     for row in rows:
         charts.setdefault(row.place.chart, []).append(row)
