@@ -1,7 +1,7 @@
-"""What changed between two nights.
+"""Compare two nights.
 
-A winner is replaced by the next one of its environment, so the store does not keep what a night
-published. It keeps each run with its trials, and the jobs say which run was a night's.
+A winner is replaced by the next winner of its environment, so the store does not keep a night's
+publications. It keeps each run with its trials, and the jobs say which run was a night's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Times = Mapping[str, tuple[Mapping[str, Any], float]]  # by size: configuration,
 
 @dataclass(frozen=True)
 class ProblemDiff:
-    """One problem of two nights. Gains are geometric means over the sizes that both timed."""
+    """A problem of two nights. Gains are geometric means over the sizes that both timed."""
 
     device: str
     problem: str
@@ -66,7 +66,7 @@ class NightDiff:
         return {**nights, "problems": [asdict(one) for one in self.problems]}
 
     def as_text(self) -> str:
-        """The problems that differ, and how many do not."""
+        """Return the problems that differ, and how many do not."""
         others = [one for one in self.problems if one.change != "the same"]
         counts = Counter(one.change for one in self.problems)
         told = ", ".join(f"{n} {change}" for change, n in sorted(counts.items())) or "no jobs"
@@ -84,7 +84,7 @@ class _NightJob:
 
 
 def diff_nights(store: Database, schedule: str, before: date, now: date) -> NightDiff:
-    """Compare two finished nights. Raises BadInput for a day without one."""
+    """Compare two finished nights. Raises BadInput for a day without a night."""
     nights = NightStore(store)
     old, new = (_NightJobs(store).jobs_of(nights, schedule, day) for day in (before, now))
     places = sorted({*old, *new})
@@ -109,7 +109,9 @@ class _NightJobs(Queries):
         }
 
     def _rows(self, ids: Sequence[str]) -> list[Row[Any]]:
-        """The jobs in the order in which they were posted, with the environments of their runs."""
+        """Return the jobs in the order in which they were posted, with the environments of their
+        runs.
+        """
         query = (
             select(
                 *(jobs.c[name] for name in ("device", "state", "run_id", "request")),
@@ -127,7 +129,7 @@ class _NightJobs(Queries):
             ]
 
     def _times(self, run_ids: Sequence[int]) -> dict[int, dict[str, tuple[Any, float]]]:
-        """The fastest trial of each size of each run."""
+        """Return the fastest trial of each size of each run."""
         point = [trials.c[name] for name in POINT_COLUMNS]
         place = func.row_number().over(
             partition_by=[trials.c.run_id, *point], order_by=[trials.c.median_us, trials.c.id]
@@ -157,7 +159,7 @@ def _version(row: Row[Any]) -> str:
 
 
 def _in_order(row: Row[Any]) -> tuple[int, ...]:
-    """The place of a size: parts in the order of their launches."""
+    """Return the place of a size: parts in the order of their launches."""
     order = [part.value for part in parts()].index(row.part)
     return row.batch_size, row.new_tokens, row.cached_tokens, order
 

@@ -1,4 +1,4 @@
-"""The store's tables. A change here needs a migration; the tests compare the two."""
+"""Define the store's tables. A change here needs a migration; the tests compare the two."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def text_column(name: str) -> Column[str]:
 
 
 def _point() -> tuple[Column[Any], ...]:
-    """The columns of a `Point`. Only attention has tokens; elsewhere they are 0."""
+    """Return the columns of a `Point`. Only attention has tokens; elsewhere they are 0."""
     return (
         text_column("part"),
         Column("batch_size", Integer, nullable=False),
@@ -74,7 +74,7 @@ POINT_COLUMNS = ("part", "batch_size", "new_tokens", "cached_tokens")
 
 
 def _compiled() -> tuple[Column[Any], ...]:
-    """The columns of a `Compiled`, without its status."""
+    """Return the columns of a `Compiled`, without its status."""
     return (
         Column("shared_bytes", Integer),
         Column("n_regs", Integer),
