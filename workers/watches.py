@@ -163,9 +163,9 @@ class Watch:
         device: Device,
         running: RunningServer | None = None,
     ) -> ModelJobs:
-        """Return the jobs of one combination; `running` is the server whose model it names.
+        """Return the jobs of one combination. Raises BadInput.
 
-        Raises BadInput.
+        `running` is the server at the model's URL, if the model is a URL.
         """
         name, version = parse_spec(engine)
         flags = server_settings(self.server_args)

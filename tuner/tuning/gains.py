@@ -128,7 +128,9 @@ def closing_line(entries: Sequence[Entry]) -> str:
 
 
 def unmeasured(entries: Iterable[Entry]) -> list[str]:
-    """List the titles of incumbents without a time; "" for a kernel that is not known."""
+    """List the titles of kernels that servers run without us and that have no time; ""
+    if unknown.
+    """
     others = (entry for entry in entries if entry.incumbents and not reference(entry).without_us)
     names = sorted({entry.without_us for entry in others})
     return [title_of(name) if name else "" for name in names]

@@ -153,7 +153,7 @@ def _record(folder: Path, name: str, say: Say) -> str | None:
 
 @contextlib.contextmanager
 def _locked_folder() -> Iterator[Path]:
-    """Return the folder to add to, and keep other processes from adding to it."""
+    """Lock the folder to add to against other processes, and yield it."""
     parent = _writable_folder()
     with (parent / ".lock").open("w") as lock:
         try:
