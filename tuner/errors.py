@@ -1,4 +1,4 @@
-"""Every error this package raises on purpose.
+"""Define every error that this package raises on purpose.
 
 TunerError                      the root: catch this to catch them all
 ├── BadInput                    the caller can fix it; exit code 2
@@ -98,7 +98,7 @@ class BadInput(TunerError):
     """The input is not valid."""
 
     exit_code = 2
-    field = ""  # of a request, if the mistake is known to be in that one
+    field = ""  # of a request, if the mistake is known to be in that field
 
     @property
     def by_field(self) -> Mapping[str, BadInput]:
@@ -213,7 +213,7 @@ class MalformedWorkload(BadInput):
 
 
 class MalformedCapture(BadInput):
-    """A folder does not hold what was captured from a node."""
+    """A folder does not hold the files that were captured from a node."""
 
 
 class MalformedBenchmark(BadInput):
@@ -239,7 +239,7 @@ class UnusableStore(BadInput):
 class StoreUnreachable(UnusableStore):
     """The store does not answer, or not in time. It may answer again soon."""
 
-    exit_code = 1  # no fault of what was asked for
+    exit_code = 1  # the request is not at fault
 
 
 class StoreFull(UnusableStore):
@@ -255,7 +255,7 @@ class StoreReplaced(UnusableStore):
 
 
 class WrongSchema(UnusableStore):
-    """The store's schema is not the one that this version knows."""
+    """This version does not know the store's schema."""
 
 
 class NewerSchema(WrongSchema):
@@ -346,8 +346,7 @@ class StaleLease(WorkFailed):
     """The job was given to another worker, or has ended: nothing was written."""
 
 
-# How alike two words are of which one may be meant: of 3 letters 2 may agree (H21, H20), and
-# MI300X is not B300.
+# How alike two words must be: of 3 letters 2 may agree (H21, H20), and MI300X is not B300.
 _NEAR = 0.62
 _FEW = 8
 

@@ -40,8 +40,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 KEY_PARTS = 16  # of a dotted key or a table's name
 TOML_DEPTH = 32  # lists and tables in one another
 _LONGEST = 300  # characters of an error message: a field's name or value may be any text
-# Comments and strings. One that nothing closes goes on to the end: else each quote in it would be
-# looked at anew.
+# Comments and strings. An unclosed string goes on to the end: else each quote in it would be looked
+# at anew.
 _TEXTS = re.compile(
     r"""#[^\n]*"""
     r"""|\"{3}(?:[^\"\\]|\\.|\"{1,2}(?!\"))*(?:\"{3,5})?"""

@@ -13,8 +13,8 @@ from itertools import zip_longest
 
 GAP = "  "
 _NARROWEST = 8  # columns of text are folded no further
-_WORD = 40  # words up to this length are broken only where nothing else helps
-# A long word is broken after one of these, where it can be.
+_WORD = 40  # words up to this length are broken only if nothing else helps
+# A long word is broken after one of these, if it can be.
 _JOINTS = re.compile(r"(?<=[,:/=+&])")
 
 _FILE = re.compile(r"\S*/.*\.json")  # alone in its line; names of configs have blanks

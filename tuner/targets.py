@@ -34,7 +34,7 @@ class Target:
     """
 
     text: str  # as the user wrote it; of the bytes of a config.json, how messages call it
-    family: Family | None = None  # of a problem, or the one that reads the line
+    family: Family | None = None  # of a problem, or the family that reads the line
     is_problem: bool = False
     model: Model | None = None  # None: a problem or a line
 
@@ -102,7 +102,7 @@ class TuningTarget:
     family: Family
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]  # sentences for the user
-    is_model: bool  # False: a problem, whose sizes are those of one rank
+    is_model: bool  # False: a problem, whose sizes are sizes of one rank
     server: ServerSettings = UNKNOWN_SERVER  # the model's class and checkpoint
 
 

@@ -42,7 +42,7 @@ def make_app(settings: Settings) -> Celery:
         broker_use_ssl=_tls(settings),
         broker_transport_options={
             "visibility_timeout": VISIBILITY_S,
-            "queue_order_strategy": "priority",  # in the order of --queues: urgent ones first
+            "queue_order_strategy": "priority",  # in the order of --queues: urgent queues first
             "priority_steps": [0],  # otherwise Celery makes four lists for each queue
             "socket_connect_timeout": CONNECT_S,
             "socket_keepalive": True,

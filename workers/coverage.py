@@ -80,7 +80,7 @@ class _Results:
     def __init__(self, results: Iterable[Published]) -> None:
         self.of: dict[Problem, list[Published]] = defaultdict(list)  # the newest last
         self._newest: dict[str, Published] = {}  # by engine version
-        # Those of the shelf come first: they say nothing of the cards here.
+        # Results of the shelf come first: they say nothing of the cards here.
         order = sorted(results, key=lambda one: (one.published_at, one.run_id))
         for one in sorted(order, key=lambda one: one.run_id != SHELF_RUN):
             self.of[one.problem].append(one)

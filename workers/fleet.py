@@ -153,8 +153,8 @@ def celery_command(number: int, gpu: LocalGpu | None, devices: Sequence[str] | N
 
     queues = [*queue_names(gpu, devices), CONTROL_QUEUE]
     # With this process's id, Celery's names of two fleets on one host are not the same. Nobody
-    # listens to Celery's events. Without a broker, sending one is tried again for ever, and the
-    # worker neither says that the broker is away nor stops.
+    # listens to Celery's events. Without a broker, sending an event is tried again for ever, and
+    # the worker neither says that the broker is away nor stops.
     name = f"{gpu.device if gpu else 'cpu'}-{os.getpid()}-{number}"
     return [
         *(sys.executable, "-m", "celery", "-A", "workers.app", "worker"),

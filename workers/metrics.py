@@ -178,7 +178,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 # Counting all finished jobs takes time in proportion to them. It may take this share of the time.
 _COUNTING = 0.01
-# What a living worker can be: it takes jobs, finishes its last one, takes none, or is broken.
+# The states of a living worker: it takes jobs, finishes its last job, takes none, or is broken.
 WORKER_STATES = ("active", "draining", "drained", "set_aside")
 NO_GPU = "none"  # the device of a worker without a GPU
 
@@ -218,7 +218,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return everything, in Prometheus' text format."""
-        # A process may have several applications. They share what is of the process.
+        # A process may have several applications. They share the process's metrics.
         return generate_latest(self._registry) + generate_latest(REGISTRY)
 
 

@@ -10,7 +10,7 @@ from tuner.jobs.job import JobRequest
 from workers.coverage import WatchState, WatchStatus
 from workers.watches import LeftAlone
 
-MOST_REASONS = 20  # of what is left alone, for each model and device
+MOST_REASONS = 20  # of problems left alone, for each model and device
 
 Place = tuple[str, str]  # a watched model and a device
 

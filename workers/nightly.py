@@ -35,7 +35,7 @@ from workers.queue import Announcer, Announces
 from workers.settings import Settings
 from workers.watches import LeftAlone, Unresolved, WatchList, named, read_watch, watch_list_of
 
-KINDS = ("missing", "stale", "revalidated")  # of what a round queues, in its summary
+KINDS = ("missing", "stale", "revalidated")  # kinds of queued requests, in a round's summary
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Outcome:
     kind: str  # of KINDS
     queued: Mapping[str, Any]  # as the night's summary has it
     job: Job | None  # None: nothing was queued, or a night before job_id was recorded
-    gain_after: float | None  # of what is published where the job ran, once it is done
+    gain_after: float | None  # of the winners in the job's environment, once it is done
 
     @property
     def faster(self) -> bool:
@@ -128,9 +128,9 @@ class NightWork:
 
     watched: Sequence[WatchStatus]
     revalidate: Sequence[JobRequest]
-    errors: Sequence[tuple[str, str]]  # what was watched, and why no job can be made of it
+    errors: Sequence[tuple[str, str]]  # the watched problem, and why no job can be made of it
     gains: Mapping[str, float | None]  # before the round, by the key of the request
-    left_alone: Sequence[LeftAlone]  # what of watched models is not kept tuned
+    left_alone: Sequence[LeftAlone]  # parts of watched models that are not kept tuned
     unmet: Unmet  # says of its jobs why no living worker will do them
 
     def requests(self) -> list[JobRequest]:
@@ -281,7 +281,7 @@ def _oldest(judged: Sequence[WatchStatus], count: int, nights: NightStore) -> li
     A request has waited since its result was published, or since it was last tried: a request that
     fails holds up no other. An unfinished try has its place until it ends.
     """
-    # The seed makes a new run, which measures again instead of resuming the old one. The request
+    # The seed makes a new run, which measures again instead of resuming the old run. The request
     # stays the same until it has a new result.
     since = {
         replace(one.request, seed=int(one.tuned_at.timestamp())): one.tuned_at

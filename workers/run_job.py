@@ -43,7 +43,7 @@ from workers.settings import Settings, read_settings
 # These errors are about the request, and would be the same on every attempt. `do_job` handles two
 # kinds of BadInput before: another worker may have the engine, and the store may come back.
 _FINAL = (BadInput, NothingFits)
-# This worker lacks what the job needs: the engine, Triton, torch or a GPU that works.
+# This worker lacks the engine, Triton, torch or GPU that the job needs.
 _NOT_HERE = (UnknownEngine, CompilerUnavailable, MeasurerUnavailable)
 STORE_AGAIN_S = 1.0
 

@@ -140,7 +140,7 @@ class Watch:
                 engine = need.newest(workers, here).engine
                 combination = model, tp, ep, dtype, engine, find_device(device).name
                 jobs = _jobs(self, combination, running, minute)
-                # Results are judged by the version that a job gets where workers say so.
+                # Results are judged by the version that a job gets, if workers name a version.
                 pinned = need.pinned(workers, None).engine
             except TunerError as error:
                 name = f"{model} TP {tp} EP {ep}" + (f" {dtype}" if dtype else "")

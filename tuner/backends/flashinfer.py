@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tuner.backends.operands import AttentionOperands, Call, need, this_target
 
-WORKSPACE_BYTES = 1 << 29  # what sglang gives it for Qwen models
+WORKSPACE_BYTES = 1 << 29  # sglang's size for Qwen models
 TENSOR_CORES_FROM = 4  # query heads that share a key head
 LATENT = (576, 512)  # columns of keys and values
 

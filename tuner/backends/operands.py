@@ -17,8 +17,8 @@ from torch import Tensor
 
 from tuner.devices.target import cuda_target
 
-# Runs the library on the current stream. It returns the tensor with the results, which is `out`
-# where the library can be told to write there.
+# Runs the library on the current stream. It returns the tensor with the results, which is `out` if
+# the library can be told to write there.
 Call = Callable[[], Tensor]
 
 

@@ -59,9 +59,9 @@ def file_hash(path: str | None) -> str:
 
 def worker_env(folder: Path, triton: TritonRelease) -> dict[str, str]:
     """Return the environment of a compile process. Triton's cache lies in `folder`."""
-    # Of Triton's settings, a process gets PTXAS_SETTINGS alone. Others (TRITON_INTERPRET,
-    # TRITON_DEBUG ...) change what is compiled, and the result cache would not know.
-    # They run an engine's code, which must not see the key of a server.
+    # A process gets only PTXAS_SETTINGS of Triton's settings. Others (TRITON_INTERPRET,
+    # TRITON_DEBUG ...) change the compiled code, and the result cache would not know. Processes run
+    # an engine's code, which must not see the key of a server.
     dropped = ("TRITON_", "MLIR_", "LLVM_", "TUNER_API_KEY")
     env = {
         name: value
@@ -145,8 +145,9 @@ class Farm:
         self._waiting: dict[str, list[CompileJob]] = {}
         self._threads: list[threading.Thread] = []
         self._workers: set[ChildProcess] = set()
-        # Workers without a job. The last one to finish gets the next job: a process takes a second
-        # to start, and longer for its first compile, so few jobs should not wake many of them.
+        # Workers without a job. The last worker to finish gets the next job: a process takes a
+        # second to start, and longer for its first compile, so few jobs should not wake many of
+        # them.
         self._idle: list[ChildProcess] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -347,7 +348,7 @@ class Farm:
         worker = ChildProcess("tuner.compile.worker", self.env)
         with self._lock:
             self._workers.add(worker)
-            if self._closed:  # close() did not see this one
+            if self._closed:  # close() did not see this worker
                 worker.end()
         try:
             return worker, worker.wait_until_ready(START_LIMIT_S)["triton"]

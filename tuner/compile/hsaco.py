@@ -20,11 +20,11 @@ NT_AMDGPU_METADATA = 32
 class HsacoResources:
     """The resources of a kernel, each for one thread (a lane of a wavefront)."""
 
-    vgprs: int  # vector registers, AGPRs included where one file holds both (gfx90a and later CDNA)
-    agprs: int  # those of them that only matrix instructions can use
+    vgprs: int  # vector registers, AGPRs included if one file holds both (gfx90a and later CDNA)
+    agprs: int  # the vector registers that only matrix instructions can use
     spilled_vgprs: int  # registers that are kept in scratch memory or in AGPRs instead
     scratch_bytes: int  # private memory; spilled registers lie here
-    lds_bytes: int  # without what the launch adds, which is all of it for Triton
+    lds_bytes: int  # without the launch's own bytes, which are all of them for Triton
 
 
 def read_resources(hsaco: bytes) -> HsacoResources:
@@ -63,8 +63,8 @@ def _aligned(size: int) -> int:
     return -(-size // 4) * 4
 
 
-# MessagePack: https://github.com/msgpack/msgpack/blob/master/spec.md. Kinds by their first byte; a
-# number is what struct reads after it. Floats, bytes and extensions do not occur in the note.
+# MessagePack: https://github.com/msgpack/msgpack/blob/master/spec.md. Kinds by their first byte;
+# struct reads the number after it. Floats, bytes and extensions do not occur in the note.
 _NUMBERS = {0xCC + i: f">{letter}" for i, letter in enumerate("BHIQbhiq")}
 _SIZES = {0xD9 + i: f">{letter}" for i, letter in enumerate("BHIHIHI")}
 

@@ -21,7 +21,7 @@ from tuner.devices.target import CUDA, Target
 from tuner.engines.engine import find_packages
 from tuner.problems.points import PTXAS_SETTINGS
 
-UNKNOWN = "is not defined for option 'gpu-name'"  # what ptxas says of such a GPU
+UNKNOWN = "is not defined for option 'gpu-name'"  # ptxas's message for such a GPU
 _BIN = Path("backends", "nvidia", "bin")
 _LIMIT_S = 20.0
 _CHOSEN = any(name in os.environ for name in PTXAS_SETTINGS)  # when this process began
@@ -55,7 +55,7 @@ def _others() -> Iterator[Path]:
     for found in (shutil.which("ptxas"), "/usr/local/cuda/bin/ptxas"):
         if found:
             yield Path(found)
-    # PYTHONPATH hides an installed Triton behind the one that an engine pins.
+    # PYTHONPATH hides an installed Triton behind the Triton that an engine pins.
     installed = [Path(folder, "triton") for folder in sys.path]
     for root in [*(package.root for package in find_packages("triton")), *installed]:
         yield from sorted((root / _BIN).glob("ptxas*"), reverse=True)

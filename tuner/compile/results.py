@@ -25,7 +25,7 @@ def default_cache_dir() -> Path:
     return Path(named) if named else Path(platformdirs.user_cache_dir("tuner"))
 
 
-# The modules that call Triton and read what it made, by their names in this folder.
+# The modules that call Triton and read its output, by their names in this folder.
 _COMPILING = (
     *("cubin.py", "elf.py", "hsaco.py", "kernel.py", "ptxas.py", "triton_*.py", "worker.py"),
 )

@@ -22,10 +22,10 @@ from tuner.compile.kernel import compile_source, read_kernel
 from tuner.devices.target import CUDA, HIP, Target
 from tuner.problems.results import Status
 
-# A platform's machine code in `CompiledKernel.asm`, and what reads registers and spills from it.
+# A platform's machine code in `CompiledKernel.asm`, and the reader of registers and spills.
 _MACHINE_CODE = {CUDA: ("cubin", cubin.resources), HIP: ("hsaco", hsaco.resources)}
-# A third of the weight of other processes: enough for those that measure, and a compile still ends
-# within its limit on a busy host.
+# A third of the weight of other processes: enough for processes that measure, and a compile still
+# ends within its limit on a busy host.
 _NICENESS = 5
 TENSOR_MEMORY_COLUMNS = 512  # tensor memory of a block on sm_100; Triton cannot load more
 
@@ -74,7 +74,7 @@ def _compile(path: Path, variant: dict[str, Any], target: Target) -> dict[str, A
         kernel = compile_source(source, variant["options"], target)
     except (MemoryError, OSError):
         raise
-    except Exception as error:  # what Triton, its passes or ptxas say of the kernel
+    except Exception as error:  # any error of Triton, its passes or ptxas about the kernel
         if ptxas.UNKNOWN in str(error):
             return {
                 "broken": f"the ptxas of Triton {triton.__version__} does not know {target.name}: "

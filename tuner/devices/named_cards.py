@@ -12,7 +12,7 @@ _WORD = re.compile(r"[A-Za-z0-9]+")
 _OTHER = re.compile(r"[#=.$_]")  # before a word that begins no GPU's name: #L20 is a line
 _COUNT = re.compile(r"[1-9]\d{0,2}[xX](?=[A-Za-z])")  # 8xH100
 _PLURAL = re.compile(r"(?<=\d)s$")
-# What has other meanings too counts only among words for GPUs: L4, A10, 4090.
+# A name with other meanings too counts only among words for GPUs: L4, A10, 4090.
 _SHORT = re.compile(r"\d+d?|[a-z]+\d{1,2}", re.ASCII)
 _ALWAYS, _NEVER = ("h20", "gb10"), ("spark", "thor")
 _BEFORE = re.compile(

@@ -234,7 +234,7 @@ def _key(text: str) -> str:
 @cache
 def _by_key() -> dict[str, Device]:
     named = {_key(text): one for one in devices() for text in (one.name, *one.aliases)}
-    # What a virtual machine calls an AMD card, and so the engines' config files there.
+    # A virtual machine's name of an AMD card, and so the name in the engines' config files there.
     virtual = {
         f"{key}vf": replace(device, name=f"{device.name}_VF", aliases=())
         for key, device in named.items()

@@ -62,7 +62,7 @@ class Chart:
     y_label: str
     series: tuple[Series, ...]
     gains: Mapping[float, float] = field(default_factory=dict)  # by x; above 1 is better
-    glyphs: Mapping[Glyph, str] = field(default_factory=dict)  # what the forms of points mean
+    glyphs: Mapping[Glyph, str] = field(default_factory=dict)  # the meanings of the forms of points
     # Text for values of the x axis. Empty: round numbers, which need not be points of a line.
     x_names: Mapping[float, str] = field(default_factory=dict)
     reach: tuple[float, ...] = ()  # values of y that the axis holds too
@@ -221,7 +221,7 @@ def draw_rows(title: str, rows: Sequence[Row]) -> Drawing:
     """Draw the rows below a title. The longest bar is the greatest gain or loss."""
     longest = max((_length(row.gain) for row in rows if row.gain), default=0.0)
     edge = WIDTH - (_GAIN if longest else 0)
-    # Values stand beside the names where there is room for all of them, else below.
+    # Values stand beside the names if there is room for all of them, else below.
     below = any(text_width(f"{row.name}  {row.values}", 12) > edge for row in rows)
     height = _ROW + (_SECOND_LINE if below else 0)
     shapes: list[Shape] = [Text(0, 16, cut_text(title, 13, WIDTH), 13, bold=True)]

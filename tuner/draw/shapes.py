@@ -13,7 +13,7 @@ from enum import Enum
 from html import escape
 
 _STEPS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
-_FEWEST = 3  # ticks of an axis, where the finest steps give as many
+_FEWEST = 3  # ticks of an axis, if the finest steps give as many
 
 
 @dataclass(frozen=True)

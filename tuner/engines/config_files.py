@@ -22,7 +22,7 @@ from tuner.problems.points import TRITON_DEFAULTS, Config, triton_defaults
 
 REQUIRED_FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
 # Launch options besides the kernel's parameters. Engines pass every key of an entry to the launch,
-# where Triton refuses an option that the GPU's own compiler does not have.
+# and Triton refuses an option there that the GPU's own compiler does not have.
 LAUNCH_OPTIONS = (*TRITON_DEFAULTS, "num_ctas", "maxnreg")
 AMD_OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 # Options whose value may be 0, with which the compiler chooses.
@@ -52,8 +52,8 @@ class EntryFields:
     names: tuple[str, ...]  # all of them, in the order engines write
     flags: frozenset[str] = frozenset()  # true or false in a file, and 1 or 0 in a Config
     zero: frozenset[str] = frozenset()  # may be 0; all others are at least 1
-    # Whether a file may have null for a size, where the engine runs another kernel. It is an empty
-    # Config here.
+    # Whether a file may have null for a size, at which the engine runs another kernel. It is an
+    # empty Config here.
     null: bool = False
     aside: frozenset[str] = frozenset()  # keys of a file that are no batch sizes, and are not read
 
@@ -236,8 +236,8 @@ def _oddities(key: str, values: Mapping[str, int], fields: EntryFields) -> Itera
             least = _least(name, fields)
             yield f"key {key!r}: field {name!r} must be from {least} to {_MAX_VALUE}, not {value}"
     # Entries without both num_warps and num_stages ask for Triton's defaults: sglang's heuristic
-    # and some shipped files have them. An entry with only one of the two is a mistake, where
-    # entries may have both.
+    # and some shipped files have them. An entry with only one of the two is a mistake, if entries
+    # may have both.
     missing = [name for name in TRITON_DEFAULTS if name not in values]
     if len(missing) == 1 and missing[0] in fields.names:
         yield f"key {key!r}: lacks field {missing[0]!r}"

@@ -40,7 +40,7 @@ class Kernel:
     name: str  # for people: "FlashAttention 3"
     backend: str  # the library that has it: "fa3"
     triton: bool  # the kernel that the tuner tunes
-    condition: str  # "" where it has none
+    condition: str  # "" without a condition
     source: str  # file and line of the engine's package
     needs: str = ""  # a backend without which the condition is false
     enough: bool = False  # with which it is true
@@ -80,12 +80,12 @@ class Runs:
     device: str
     kernels: Sequence[Kernel]
     to_triton: Mapping[str, str]  # flags and variables that make it Triton; empty: none can
-    reads: str  # words about files, where the usual ones would be wrong
+    reads: str  # words about files, if the usual words would be wrong
     notes: Sequence[str]
     problems: Sequence[str]  # the texts of the problems that it holds for
-    subject: str = "here"  # "for extend_attention", where others have another answer
+    subject: str = "here"  # "for extend_attention", if other problems have another answer
     older: bool = False  # the version is older than each release that was read: all is a doubt
-    doubt: str = ""  # what the next release that was read runs, if the version lies between
+    doubt: str = ""  # the kernel of the next release read, if the version lies between
     # Flags and variables without which a server stops as it loads. The kernels are those with them.
     needs: Mapping[str, str] = field(default_factory=dict)
 

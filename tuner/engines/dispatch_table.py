@@ -32,8 +32,8 @@ class UnknownFact:
     """A fact that only the server's own machine knows."""
 
     words: str  # "DeepGEMM is installed, as in sglang's images"
-    flag: str = ""  # a flag or variable that settles it where it is given
-    value: str = ""  # its value where the words are true
+    flag: str = ""  # a flag or variable that settles it if it is given
+    value: str = ""  # its value if the words are true
     installed: str = ""  # a backend without which the words are not true
     enough: bool = True  # with it, they are true
     classes: Sequence[str] = ()  # the words are true of models of these classes alone
@@ -120,14 +120,14 @@ class DispatchTable:
     """The rules of an engine, and the releases that they were read from, oldest first."""
 
     releases: Sequence[str]
-    defaults: Mapping[str, str]  # flags and variables of a server where nobody says otherwise
+    defaults: Mapping[str, str]  # flags and variables of a server by default
     unknown: Mapping[str, UnknownFact]
     rules: Sequence[DispatchRule]
     backends: Mapping[str, str] = field(default_factory=dict)  # by the values of flags
     # By problem, the flags that choose for it alone, by the flags that choose for several.
     alone: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     refusals: Sequence[Refusal] = ()
-    old_variables: Mapping[str, str] = field(default_factory=dict)  # new prefixes by old ones
+    old_variables: Mapping[str, str] = field(default_factory=dict)  # new prefixes by old prefixes
     looked_for: Mapping[str, str] = field(default_factory=dict)  # by problem, the first release
 
     def looks_late(self, release: str, problem: Problem) -> bool:

@@ -35,7 +35,7 @@ from tuner.errors import (
 )
 from tuner.shell import command_line
 
-# The release of each that this program was checked with most: what to add if nobody names one.
+# The release of each engine that this program was checked with most: the default to add.
 CHECKED = {"sglang": "0.5.16", "vllm": "0.33.0"}
 _PACKAGES = {name: f"tuner.engines.{name}" for name in ("sglang", "vllm")}
 # Those stand above the families, so they are imported by name when a family is asked for.
@@ -231,7 +231,7 @@ class TritonRelease:
 
     version: str
     folder: Path | None = None  # comes first on a process's path; None: Triton is installed
-    note: str = ""  # what to tell users if an engine's servers run another one
+    note: str = ""  # a note to users if an engine's servers run another release
 
     def for_another_python(self) -> str:
         """Say that the release in the folder was added for another Python; "" if it was not."""
@@ -287,7 +287,7 @@ def installed_triton() -> str:
     return found[1]
 
 
-# The version of a package whose files do not name one, such as a bare source checkout.
+# The version of a package whose files name no version, such as a bare source checkout.
 UNVERSIONED = "0.0.0.dev0"
 
 

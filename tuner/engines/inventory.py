@@ -34,7 +34,7 @@ class Release:
     version: str
     source: str  # installed, engine_path or added
     path: Path
-    used: bool  # it is taken where no version is named
+    used: bool  # it is taken if no version is named
     triton: str | None  # the version that an engine pins; None: not known
     triton_here: bool
 

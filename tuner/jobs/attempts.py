@@ -88,7 +88,7 @@ class HeldJob:
     owner: str
     began: bool  # its run has begun
     trial_count: int  # stored in this attempt
-    renewal: datetime | None  # another one after each heartbeat
+    renewal: datetime | None  # a new time after each heartbeat
     cancel_requested: bool = False
 
     @property

@@ -79,10 +79,10 @@ class JobRequest:
     engine: str = "sglang"  # or sglang==VERSION
     measure: str = "gpu"  # gpu, predict or replay:FILE, a path for the worker
     effort: Effort = Effort.STANDARD
-    wide: bool | None = None  # search beyond the engine's grid; None: where times are measured
+    wide: bool | None = None  # search beyond the engine's grid; None: if times are measured
     seed: int = 0
     model: str = ""  # the model's name, for people; not part of `key`
-    server: ServerSettings = UNKNOWN_SERVER  # that will read what is found
+    server: ServerSettings = UNKNOWN_SERVER  # the server that will read the files
 
     def __post_init__(self) -> None:
         if find_device(self.device).name != self.device:
@@ -147,7 +147,7 @@ class JobRequest:
             "wide": self.wide,
             "seed": self.seed,
             "model": self.model,
-            # Left out where it is not known, so that keys of earlier programs are found.
+            # Left out if it is not known, so that keys of earlier programs are found.
             **self.server.as_json(),
         }
 
@@ -243,7 +243,7 @@ def read_if_possible(values: Mapping[str, Any]) -> JobRequest | UnreadableReques
 class Cost:
     """The cost of a job, in seconds. A job of two GPUs has two GPU seconds each second."""
 
-    gpu_s: float  # that its GPUs were its own; 0 where it needs none
+    gpu_s: float  # that its GPUs were its own; 0 if it needs none
     gpu_idle_s: float  # of these, neither checking nor timing anything
     cpu_s: float  # of the compile processes, and of the process that searches or predicts
 
@@ -251,7 +251,7 @@ class Cost:
     def of(cls, totals: Totals) -> Cost:
         """Return the cost of a run."""
         extra = totals.extra
-        cpu_s = extra.get("cpu_s", totals.compile_s + totals.measure_s)  # where no GPU is measured
+        cpu_s = extra.get("cpu_s", totals.compile_s + totals.measure_s)  # if no GPU is measured
         return cls(extra.get("gpu_s", 0.0), extra.get("gpu_idle_s", 0.0), cpu_s)
 
     def as_json(self) -> dict[str, float]:
@@ -267,8 +267,8 @@ class Job:
     priority: Priority
     state: JobState
     client: str  # that posted it first: an API key's name, "nightly" or "local"
-    clients: tuple[str, ...]  # that wait for it: who cancels is no longer one of them
-    attempts: int  # claims so far, without those that were given back uncounted
+    clients: tuple[str, ...]  # that wait for it: a client that cancels is removed
+    attempts: int  # claims so far, without claims that were given back uncounted
     owner: str  # the worker that has it, or had it last
     lease_expires_at: datetime | None
     cancel_requested: bool
@@ -305,7 +305,7 @@ class Job:
         }
 
 
-PLANNED = "planned"  # the kind of the event that says what a run will try
+PLANNED = "planned"  # the kind of the event that announces the tries of a run
 
 
 @dataclass(frozen=True)

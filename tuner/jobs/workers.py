@@ -263,8 +263,8 @@ class Stalled:
     then the worker may come back.
     """
 
-    worker: str  # its name, or its id where it is not known
-    heartbeat_at: datetime  # the last one
+    worker: str  # its name, or its id if the name is not known
+    heartbeat_at: datetime  # the last heartbeat
     last_step_at: datetime  # the job's newest event: most often a batch of trials
     lease_ends_at: datetime
     another: bool  # whether another living worker can take the job then

@@ -30,7 +30,7 @@ class Pointer:
     """
 
     dtype: str
-    operand: str = ""  # the launcher's name for it, where it differs from the parameter's name
+    operand: str = ""  # the launcher's name for it, if it differs from the parameter's name
 
 
 @dataclass(frozen=True)

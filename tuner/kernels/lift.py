@@ -61,7 +61,7 @@ class Parameter:
     name: str
     constexpr: bool = False
     default: object = NO_DEFAULT
-    specialize: bool = True  # False where `do_not_specialize` names it
+    specialize: bool = True  # False if `do_not_specialize` names it
 
     @property
     def required(self) -> bool:

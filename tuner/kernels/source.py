@@ -265,7 +265,7 @@ class EngineSource:
         self.root, self.origin, self.probes = root, origin, probes
         self._modules: dict[Path, SourceModule] = {}
         self._kernels: dict[Path, dict[str, ast.FunctionDef]] = {}
-        self._asked: set[ast.stmt] = set()  # what is being evaluated just now
+        self._asked: set[ast.stmt] = set()  # the statements that are being evaluated
 
     def module(self, path: Path) -> SourceModule:
         """Return a file's names. Raises UnsupportedKernel if it cannot be read."""

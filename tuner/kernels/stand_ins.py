@@ -246,7 +246,7 @@ class RecordedKernel:
                 for k, v in kwargs.items()
                 if k not in self._parameters and isinstance(v, int)  # all of CUDA's are
             }
-            for name, follow in self._heuristics.items():  # one may ask for those before it
+            for name, follow in self._heuristics.items():  # a heuristic may use earlier results
                 arguments[name] = follow(arguments)
             every = {**self._defaults, **arguments, **options}
             blocks = grid(every) if callable(grid) else grid

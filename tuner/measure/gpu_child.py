@@ -59,7 +59,7 @@ class Session(Protocol):
 def main() -> None:
     parent = ParentPipes()
     torch.backends.cuda.matmul.allow_tf32 = False  # references need full float32 precision
-    for family in families():  # import what any problem needs before the GPU is touched
+    for family in families():  # import the modules of any problem before the GPU is touched
         family.module("gpu")
     parent.send({"imported": True})
     locked: int | None = None
@@ -101,9 +101,7 @@ def _work(session: Session, request: Fields, best_us: dict[Point, float]) -> Fie
     """Answer a request. `best_us` has the median of each point's best, and is updated."""
     if request["op"] == "race":
         return session.race(request)
-    if (
-        request.get("backend", TRITON) != TRITON
-    ):  # what a library takes says nothing about candidates
+    if request.get("backend", TRITON) != TRITON:  # a library's time says nothing about candidates
         return session.measure({**request, "best_us": None})
     point = read_point(request)
     reply = session.measure({**request, "best_us": best_us.get(point)})
@@ -122,7 +120,7 @@ def _backends(request: Fields) -> Fields:
     """List the other backends of the problem. None is imported, so it costs nothing."""
     problem = parse_problem(request["problem"])
     some = backends_of(problem.family)
-    # Those of all kinds of problems in the family, so that results of one environment compare.
+    # Backends of all kinds of problems in the family, so that results of one environment compare.
     family = [one for kind in family_of(problem).problems for one in backends_of(kind)]
     return {
         "backends": {one.name: one.version for one in some if not one.missing},
@@ -143,7 +141,7 @@ def _spoiled() -> bool:
     try:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-    except Exception:  # whatever it says
+    except Exception:  # any error
         return True
     return False
 

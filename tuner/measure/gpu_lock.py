@@ -41,7 +41,7 @@ def _open(path: Path) -> int:
         return os.open(path, flags)
     except FileNotFoundError:
         file = os.open(path, flags | os.O_CREAT, 0o644)
-        os.fchmod(file, 0o644)  # whatever the umask: others must be able to open it
+        os.fchmod(file, 0o644)  # at any umask: others must be able to open it
         return file
 
 

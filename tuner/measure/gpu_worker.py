@@ -27,7 +27,7 @@ class ChildLimits:
 
     request_s: float = 20.0  # for one candidate
     library_s: float = 400.0  # for another backend's kernel, which it may have to compile first
-    inputs_s: float = 120.0  # more, where the inputs and the reference of its point have to be made
+    inputs_s: float = 120.0  # more, if the inputs and the reference of its point have to be made
     race_s: float = 180.0  # for a race, with the inputs of its point
     in_a_row: int = 100  # children lost without a result between them, before the run fails
 
@@ -68,7 +68,7 @@ class GpuWorker:
         self._queue: deque[PendingMeasurement] = deque()
         self._sent: deque[PendingMeasurement] = deque()
         self._head_since = 0.0
-        self._again: PendingMeasurement | None = None  # what has lost one child
+        self._again: PendingMeasurement | None = None  # the candidate that has lost one child
         self._begin(setup or {})
         self.opened_at: float | None = None  # when a child first touched the GPU
         self._started = False  # whether the child has said so

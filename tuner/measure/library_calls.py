@@ -51,7 +51,7 @@ def measured(
     except Unsupported as refusal:
         return Measurement(Status.UNSUPPORTED, detail=str(refusal))
     except Exception as failure:  # libraries refuse with errors of all kinds
-        torch.cuda.synchronize()  # raises what the device has to say
+        torch.cuda.synchronize()  # raises the device's error
         text = " ".join(str(failure).split())
         detail = f"{type(failure).__name__}: {text}"[:300]
         return Measurement(Status.UNSUPPORTED, detail=detail)

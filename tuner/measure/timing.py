@@ -26,7 +26,8 @@ from tuner.problems.results import Measurement, Status
 
 LAUNCHES = 10  # in a graph, each with other inputs, so that they are read from HBM
 # A graph that takes as long needs no more launches, and no replay to warm up: attention at a long
-# context takes over 100 ms a launch, and what another launch left in a cache matters no more.
+# context takes over 100 ms a launch, and the cache's contents after another launch no longer
+# matter.
 LONG_GRAPH_US = 10_000.0
 REPLAYS = 3
 # Cycles of its clock for which the GPU is kept busy before a replay begins: 100 us at 2 GHz, and
@@ -67,8 +68,8 @@ def load(source: Path, binding: Binding, grid: tuple[int, ...], target: Target) 
     return BoundKernel(_compiled(source, binding.variant(), target), binding, grid)
 
 
-# Points, and the problems of a model, share kernels. Reading one from Triton's cache and loading it
-# into the GPU takes milliseconds.
+# Points, and the problems of a model, share kernels. Reading a kernel from Triton's cache and
+# loading it into the GPU takes milliseconds.
 @lru_cache(maxsize=4096)
 def _compiled(source: Path, variant: Variant, target: Target) -> Any:  # noqa: ANN401 (CompiledKernel)
     return compile_kernel(source, variant.as_json(), target)
@@ -98,7 +99,7 @@ class Captured:
     """
 
     graph: torch.cuda.CUDAGraph
-    launched: Sequence[object]  # an item for each launch: what keeps its tensors
+    launched: Sequence[object]  # an item for each launch, which keeps its tensors
 
     @property
     def launches(self) -> int:
@@ -247,7 +248,7 @@ class Reference:
         return math.inf if math.isnan(error) else error
 
 
-COLD = 2  # times the size of the cache: what pushes everything else out
+COLD = 2  # times the size of the cache: the memory that pushes everything else out
 
 
 class ColdCache:

@@ -33,7 +33,7 @@ class Workbench:
         """
         self._child = child
         self._limits, self._compile_s = limits, compile_s
-        # What earlier runs of the command chose: first tries for problems that are like theirs.
+        # The choices of earlier runs of the command: first tries for problems that are like theirs.
         self.chosen: list[tuple[Problem, Mapping[Point, Config]]] = []
         self._farm: Farm | None = None
         self._workers: dict[str, GpuWorker] = {}

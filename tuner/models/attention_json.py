@@ -30,9 +30,9 @@ _CONTEXT = (
     *("model_max_length", "max_position_embeddings"),
 )
 
-# Classes whose sliding layers have a window: the checkpoint's field, and what sglang subtracts from
-# it, because its kernels do not count the query's own token. sglang reads no window for other
-# classes (Mixtral, Qwen, Llama, and Llama 4, whose chunks the Triton backend ignores).
+# Classes whose sliding layers have a window: the checkpoint's field, and the number that sglang
+# subtracts from it, because its kernels do not count the query's own token. sglang reads no window
+# for other classes (Mixtral, Qwen, Llama, and Llama 4, whose chunks the Triton backend ignores).
 _GEMMA = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 _GEMMA4 = (
     *("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
@@ -43,10 +43,10 @@ WINDOWED: dict[str, tuple[str, int]] = {
     **dict.fromkeys(("GptOssForCausalLM", *_GEMMA, *_GEMMA4), ("sliding_window", 1)),
     **dict.fromkeys(_MIMO_V2, ("sliding_window_size", 0)),
 }
-# Where no list says which layers have a window: one layer in this many has none.
+# If no list says which layers have a window: one layer in this many has none.
 _FULL_EVERY = {"Gemma2ForCausalLM": 2, "Gemma3ForCausalLM": 6, "Gemma3ForConditionalGeneration": 6}
 _GROK = ("Grok1ForCausalLM", "Grok1ModelForCausalLM")
-# Classes with a cap, and the cap where config.json has none.
+# Classes with a cap, and the cap if config.json has none.
 _CAPPED = {**dict.fromkeys(_GROK, 30.0), "Gemma2ForCausalLM": 0.0}
 _MAX_CAP = 1000
 _MAX_HEADS = 4096

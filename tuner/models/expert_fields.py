@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tuner.models.fields import Json, size
 
-# The first name that is present counts: where a model has two of them, the earlier one is for
-# routed experts and the later one for dense layers.
+# The first name that is present counts: if a model has two of them, the earlier is for routed
+# experts and the later for dense layers.
 EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 INTERMEDIATE = (
     *("moe_intermediate_size", "expert_hidden_dim", "expert_ffn_hidden_size"),

@@ -13,7 +13,7 @@ from enum import Enum
 from tuner.models.quantization import Quantization
 from tuner.problems.dtypes import Dtype
 
-# sglang 0.4.4 runs DeepSeek's first layer as two. From 0.5.2 on they are one, for which both
+# sglang 0.4.4 runs DeepSeek's first layer as two. From 0.5.2 on it is one layer, for which both
 # weights are concatenated (srt/models/deepseek_v2.py, DeepseekV2AttentionMLA).
 FUSED_QKV_A = "self_attn.fused_qkv_a_proj_with_mqa"
 

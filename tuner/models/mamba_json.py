@@ -33,7 +33,7 @@ class MambaShape:
     groups: int
     layers: int  # how many there are; 0: unknown
     dtype: Dtype = Dtype.BFLOAT16  # of activations
-    cache_dtype: str | None = None  # of states, where config.json names it
+    cache_dtype: str | None = None  # of states, if config.json names it
     chunk_size: int = 256  # tokens, of a prompt's scan
     # Of states, as sglang's own field of config.json says it.
     sglang_state_dtype: str | None = None

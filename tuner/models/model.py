@@ -32,7 +32,7 @@ class Model:
     block_shape: tuple[int, int] | None = None
     per_channel_quant: bool = False
     image_intermediate: int = 0  # columns of one expert for images; 0: such experts are no others
-    detail: str = ""  # what is special in the format: see Quantization
+    detail: str = ""  # special features of the format: see Quantization
     doubt: str = ""  # a clause: why the experts may be quantised otherwise than it says here
     since: str = ""  # oldest examined sglang release that has the architecture; "": unknown
     aliases: tuple[str, ...] = ()

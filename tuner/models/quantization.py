@@ -31,7 +31,7 @@ class Quantization:
     dtype: Dtype | None  # None: no Triton kernel reads the format
     block_shape: tuple[int, int] | None = None
     per_channel_quant: bool = False
-    # What engines ask for as they choose a kernel: "static" scales of activations, "asymmetric" or
+    # The features by which engines choose a kernel: "static" scales of activations, "asymmetric" or
     # "reordered" weights, "groups of 128", and how auto-round packs: "gptq" or "awq".
     detail: str = ""
 
@@ -283,7 +283,7 @@ def _compressed_tensors(group: object) -> Quantization:
 
 
 def _weights_and_activations(name: str, dtype: Dtype, weights: Json) -> Quantization:
-    # What compressed-tensors takes for a missing strategy: groups if their size is given.
+    # compressed-tensors' default for a missing strategy: groups if their size is given.
     strategy = weights.get("strategy") or ("group" if weights.get("group_size") else "tensor")
     if strategy == "block":
         return Quantization(name, dtype, _block(weights.get("block_structure")))

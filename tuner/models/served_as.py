@@ -18,7 +18,7 @@ from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of
 
 _TP = (1, 2, 4, 8, 16, 32)
-_DTYPES = (None, Dtype.INT8_W8A8)  # the model's own, and the one that fleets of older cards use
+_DTYPES = (None, Dtype.INT8_W8A8)  # the model's own dtype, and the dtype of fleets of older cards
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def _near(text: str) -> str:
     close = re.findall(r"[0-9]+", near) == numbers or get_close_matches(text, [near], cutoff=0.95)
     if near and close:
         return f"; did you mean {near!r}?"
-    # A preset with more words behind it, such as a dtype in which nobody has the model.
+    # A preset's name and more words, such as a dtype in which no such model exists.
     begins = [name for name in names if text.casefold().startswith(f"{name}-")]
     return f"; did you mean {max(begins, key=len)!r}?" if begins else ""
 
@@ -144,7 +144,7 @@ def _key(text: str) -> str:
 
 Row = Mapping[str, Any]
 
-OWN = ("name", "aliases", "source")  # a row like another one does not get these from it
+OWN = ("name", "aliases", "source")  # fields that `like` does not copy
 _COPIED = "its repository's config.json, from a public copy"
 _NEVER = {"detail", "doubt", "image_intermediate", "unread"}  # a checkpoint alone says these
 _KNOWN = {

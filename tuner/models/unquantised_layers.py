@@ -87,7 +87,7 @@ def outside_groups(config: Json) -> Callable[[str, int], bool]:
     return lambda name, at: not has(name, at)
 
 
-# Layers of most models; of hybrid ones each kind is among the first few.
+# Layers of most models; in hybrid models each kind is among the first few.
 _USUAL = ("self_attn.qkv_proj", "self_attn.o_proj", "linear_attn.out_proj", "mlp.down_proj")
 _PERIOD = 8
 

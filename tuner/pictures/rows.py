@@ -37,7 +37,7 @@ class PictureRow:
     roofline_us: float
     origin: Origin
     over: str = ""  # the name of the incumbent whose time `engine_us` is
-    without_us: bool = False  # whether a server runs that one without this program
+    without_us: bool = False  # whether a server runs that incumbent without this program
 
     @property
     def timed(self) -> bool:

@@ -26,7 +26,7 @@ class Dtype(str, Enum):
         return 8 if self.value.endswith("w8a8") else 16
 
 
-# What the engines' own options and checkpoints call them. sglang: --quantization; vLLM: --dtype.
+# Names in the engines' options and checkpoints. sglang: --quantization; vLLM: --dtype.
 _ALIASES = {
     "bf16": "bfloat16",
     "fp16": "float16",

@@ -80,7 +80,7 @@ class ChartPosition:
 
     chart: str  # the chart's title, e.g. "up gemm"
     x: float  # above zero
-    x_label: str  # what the axis counts, e.g. "batch size (tokens)"
+    x_label: str  # the unit of the axis, e.g. "batch size (tokens)"
 
 
 class Config(Mapping[str, int]):
@@ -137,10 +137,10 @@ class Candidate:
     backend: str = TRITON  # "deep_gemm"; dispatch.toml and docs/index.md have names
 
 
-# The options that `triton.compile` uses for CUDA where a configuration has none.
+# The options that `triton.compile` uses for CUDA if a configuration has none.
 TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}
 _HIP_DEFAULTS = {"num_warps": 4, "num_stages": 2}
-PTXAS_SETTINGS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")  # say where ptxas is
+PTXAS_SETTINGS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")  # variables with ptxas's path
 
 
 def triton_defaults(platform: str) -> dict[str, int]:

@@ -60,7 +60,7 @@ class Family:
     selecting: tuple[Option, ...]  # which points are tuned; read by `read_selection`
     searching: tuple[Option, ...]  # which configurations are tried
     read_selection: Callable[[Problem, Mapping[str, Any]], Selection]
-    place: Callable[[Any, Point], ChartPosition]  # where a point of a problem is drawn
+    place: Callable[[Any, Point], ChartPosition]  # the chart position of a problem's point
     # least_us(problem, point, device): microseconds that no launch can be faster than. No torch.
     least_us: Callable[[Any, Point, Any], float]
     held_bytes: Callable[[Any, Point], int]  # of the card's memory that no launch needs less than
@@ -70,7 +70,7 @@ class Family:
     # Whether entries of one environment may be combined even when different runs made them. If
     # not, only the entries that one run published belong together.
     joins_runs: bool = False
-    # Seconds for which a search on a GPU waits for the compiler, where it is long: most kernels are
+    # Seconds for which a search on a GPU waits for the compiler, if they are many: most kernels are
     # compiled while others are measured.
     wait_s: Callable[[Any], float] = lambda problem: 0.0
     # Whether winners stored for the second problem also serve a model that has the first problem.

@@ -38,8 +38,8 @@ class Status(str, Enum):
     NOT_RECORDED = "not_recorded"  # absent from the replayed recording
 
 
-# What befell a process says nothing of a configuration: the next try may end otherwise. So a
-# candidate with such a status was tried in two processes, and no store keeps it.
+# A process's mishap says nothing of a configuration: the next try may end otherwise. So a candidate
+# with such a status was tried in two processes, and no store keeps it.
 MISHAPS = frozenset({Status.COMPILE_TIMEOUT, Status.CRASHED, Status.TIMED_OUT})
 
 
@@ -48,16 +48,16 @@ def twice(status: Status, detail: str) -> str:
     return f"{status.value.replace('_', ' ')} twice: {detail}"
 
 
-# Statuses that a winner may have. The last one counts: a measured result replaces a predicted one,
-# and both replace what a size has that was not tuned.
+# Statuses that a winner may have. The last counts: a measured result replaces a predicted result,
+# and both replace the entry of a size that was not tuned.
 UNTUNED = (Status.INCUMBENT, Status.COPIED)
 WINNING = (*UNTUNED, Status.PREDICTED, Status.OK)
 
-# Why a kernel cannot run. Any other failure may be one of the machine.
+# Reasons why a kernel cannot run. Any other failure may be the machine's.
 CANNOT_RUN = (Status.OUT_OF_RESOURCES, Status.COMPILE_ERROR, Status.WRONG_RESULT)
 
 
-# What people are told of an entry with such a status.
+# Words for people about an entry with such a status.
 WINNING_WORDS = {
     Status.OK: "measured",
     Status.PREDICTED: "predicted",
@@ -207,11 +207,11 @@ class Entry:
     point: Point
     config: Config
     # OK (measured), PREDICTED, or one of UNTUNED (a point that was not to be tuned, at which a
-    # prediction keeps what the engine ships, or whose incumbent was lost to a mishap).
+    # prediction keeps the engine's shipped entry, or whose incumbent was lost to a mishap).
     status: Status
     median_us: float | None
     compiled: Compiled
-    # "default", "shipped" where the engine ships a file, and other backends by their names.
+    # "default", "shipped" if the engine ships a file, and other backends by their names.
     incumbents: Mapping[str, Incumbent]
     reason: str
     # The name of the incumbent that a server runs without this program. A backend that was not
@@ -384,7 +384,7 @@ class Outlook:
     """The candidates that a run will try, as far as they are known before it begins."""
 
     to_try: int  # the most configurations, summed over the points
-    # What the engine would run without this tuner, at each point to tune.
+    # The engine's configurations without this tuner, at each point to tune.
     incumbents: Mapping[Point, Mapping[str, Config]]
 
 
@@ -400,7 +400,7 @@ class Winner:
     entry: Entry
     run_id: int
     published_at: datetime  # UTC
-    # Of a predicted winner: what counts at its point where predictions do not.
+    # Of a predicted winner: the winner that counts at its point if predictions do not.
     unpredicted: Winner | None = None
 
     @property

@@ -50,7 +50,7 @@ def check_name(name: str) -> None:
         raise BadInput(f"the name {name!r} is the service's own: choose another name")
 
 
-URGENT = "urgent"  # a scope beside the others: posting jobs that go before waiting ones
+URGENT = "urgent"  # a scope beside the others: posting jobs that go before waiting jobs
 LONGEST_DAYS = 3650
 
 

@@ -169,7 +169,8 @@ _DRIVERS = {
 }
 SQLITE_LOCK_S = 30.0  # how long a SQLite writer waits for another
 # A process that is stopped inside a transaction must not keep a job's row locked. No transaction
-# here waits for anything but the database, so PostgreSQL may end one that is idle for so long.
+# here waits for anything but the database, so PostgreSQL may end a transaction that is idle for so
+# long.
 _STALLED_MS = 30_000
 
 
@@ -194,7 +195,7 @@ def connect(text: str, limits: PoolLimits = PATIENT) -> Engine:
     else:
         options = {"connect_args": _postgres_options(url, limits)}
     if file or not sqlite:
-        # Those that were used last are used first: the others then show that they are not needed.
+        # Connections used last are used first: the others then show that they are not needed.
         options |= {"pool_size": limits.connections, "max_overflow": 0, "pool_use_lifo": True}
         options["pool_timeout"] = limits.connection_s
     try:
@@ -261,7 +262,7 @@ def use_wal(engine: Engine) -> None:
     """Let SQLite's readers work beside a writer. The setting is stored in the file."""
     if engine.dialect.name != "sqlite":
         return
-    # SQLite does not wait for locks here. If another process has one, the next opening sets it.
+    # SQLite does not wait for locks here. If another process has a lock, the next opening sets it.
     with (
         contextlib.closing(engine.raw_connection()) as connection,
         contextlib.suppress(sqlite3.OperationalError),
@@ -308,7 +309,7 @@ def _postgres_options(url: URL, limits: PoolLimits) -> dict[str, object]:
         "tcp_user_timeout": 25_000,
     }
     options = {name: value for name, value in options.items() if name not in url.query}
-    # Of two values for a setting, PostgreSQL takes the later one: the URL's.
+    # Of two values for a setting, PostgreSQL takes the later: the URL's.
     return {**options, "options": " ".join([*settings, *given])}
 
 

@@ -25,7 +25,7 @@ Source = tuple[object, ...]
 _Kernels = tuple[str, str, str]  # engine version, Triton, hash of the kernels
 _Worth = tuple[int, bool, datetime, int]  # rank of the status, own, when it was published, run
 _NOWHERE: frozenset[Point] = frozenset()
-Current = Mapping[Source, frozenset[Point]]  # the points where a source's entries are current
+Current = Mapping[Source, frozenset[Point]]  # the points at which a source's entries are current
 
 
 def current_winners(found: Sequence[Winner]) -> list[Winner]:
@@ -96,7 +96,8 @@ def _current_of(problem: Problem, results: Mapping[Source, Collection[Stored]]) 
     every = [one for some in results.values() for one in some]
     points = every[0].points
     if len(every) == len(results) and all(one.points == points for one in every):
-        # As in most stores, each source has one result, at the same points: one is current at all.
+        # As in most stores, each source has one result, at the same points: the best is current at
+        # all.
         best = max(results, key=lambda source: _worth(next(iter(results[source]))))
         return {best: frozenset(points)}
     joins_runs = family_of(problem).joins_runs

@@ -59,7 +59,7 @@ def bring_to_head(engine: Engine) -> None:
             return
         # On SQLite, the transaction has the write lock already.
         if connection.dialect.name == "postgresql":
-            # A migration must not be cut off, whatever limits the session has.
+            # A migration must not be cut off by the session's limits.
             for limit in ("statement_timeout", "lock_timeout"):
                 connection.execute(text(f"SET LOCAL {limit} = 0"))
             connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
@@ -203,7 +203,7 @@ def only_server(engine: Engine, address: str) -> Iterator[None]:
                 f"name another store in {URL_VARIABLE}"
             )
         if file_of(engine.url):
-            with contextlib.suppress(OSError):  # on a full disk, what is stored can still be read
+            with contextlib.suppress(OSError):  # on a full disk, stored rows can still be read
                 _names_file(engine).write_text(f"process {os.getpid()} on {address}")
         yield
 

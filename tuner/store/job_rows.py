@@ -173,8 +173,8 @@ def refuse_full_queue(connection: Connection, client: str, most: int, added: int
 
 
 IS_HELD = jobs.c.state.in_([state.value for state in HELD])
-RETRY_DELAY = timedelta(seconds=2)  # after the first attempt; doubled after each further one
-REFUSALS = 10  # of workers that could not begin to tune a job; further ones count as attempts
+RETRY_DELAY = timedelta(seconds=2)  # after the first attempt; doubled after each further attempt
+REFUSALS = 10  # of workers that could not begin to tune a job; further refusals count as attempts
 
 
 def is_leased(lease: Lease) -> ColumnElement[bool]:

@@ -296,7 +296,7 @@ def _last_admin(name: str) -> str:
     )
 
 
-LASTS = timedelta(days=7)  # from the log in, whatever is done meanwhile
+LASTS = timedelta(days=7)  # from the log in, even if the session is used
 IDLE = timedelta(days=1)  # and without a request no longer than that
 
 

@@ -120,7 +120,7 @@ def _clients_in_turn(connection: Connection, wanted: JobFilter, now: datetime) -
     urgent = [row.client for row in in_turn if row.priority == Priority.URGENT]
     others = [row.client for row in in_turn if row.priority != Priority.URGENT]
     pressing = [one for one in in_turn if one.priority == Priority.URGENT or one.since < now - AGED]
-    # A job that waited for long takes turns with urgent ones, and passes by no other client's.
+    # A job that waited for long takes turns with urgent jobs, and passes by no other client's.
     if pressing and pressing[0].priority != Priority.URGENT:
         return [*others, *urgent]
     return [*urgent, *others]

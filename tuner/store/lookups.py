@@ -51,7 +51,7 @@ def _point_text() -> ColumnElement[str]:
     return sum((" " + number for number in numbers), start=part)
 
 
-# Points at which a prediction keeps what the engine ships: no kernel was compiled for them.
+# Points at which a prediction keeps the engine's shipped entry: no kernel was compiled for them.
 # PostgreSQL groups by no expression with parameters.
 _KEPT = winners.c.compile_status == literal_column(f"'{Status.INCUMBENT.value}'")
 
@@ -85,7 +85,7 @@ _NEWEST = (
     .scalar_subquery()
     .label("newest")
 )
-_TIMED = (Status.OK, Status.PREDICTED)  # statuses with times; the first one counts
+_TIMED = (Status.OK, Status.PREDICTED)  # statuses with times; the first counts
 _AT_ONCE = 100  # problems that are read to fill up a page
 
 
@@ -99,10 +99,10 @@ class StoredSummary:
     points: dict[Status, int]  # the number of points by their winners' status
     oldest: datetime
     newest: datetime
-    # How many times as fast the winners are as what the gain is over: the geometric mean over the
-    # measured sizes, or over the predicted ones if none is measured. None: nothing is timed.
+    # How many times as fast as their baselines the winners are: the geometric mean over the
+    # measured sizes, or over the predicted sizes if none is measured. None: nothing is timed.
     speedup: float | None
-    over_without_us: bool  # at all these sizes it is over what a server runs without this program
+    over_without_us: bool  # at all these sizes the baseline is the kernel that runs without us
 
 
 @dataclass(frozen=True)

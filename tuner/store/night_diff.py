@@ -33,11 +33,11 @@ class ProblemDiff:
     device: str
     problem: str
     change: str  # "only before", "only now", "changed", "the same" or "not comparable"
-    states: tuple[str, str]  # of the jobs; empty where a night had none
-    versions: tuple[str, str]  # of the engine and Triton; empty where nothing ran
+    states: tuple[str, str]  # of the jobs; empty if a night had none
+    versions: tuple[str, str]  # of the engine and Triton; empty if nothing ran
     sizes: int  # that both nights timed
-    changed: tuple[str, ...]  # of these, those whose fastest configuration is another one
-    faster: float | None  # old times over new ones
+    changed: tuple[str, ...]  # of these, the sizes whose fastest configuration has changed
+    faster: float | None  # old times over new times
 
     def __str__(self) -> str:
         said = f"{self.change}: {self.problem} on {self.device}"

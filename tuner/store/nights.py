@@ -44,7 +44,7 @@ class Night:
 
     def has_done(self, watch_list: str) -> bool:
         """Say whether a round was done with that content of a file, or any round if it is ""."""
-        # The summary of an earlier release has no rounds, and is that of one.
+        # The summary of an earlier release has no rounds, and is the summary of one round.
         of_before = {"error": "", "watch_list": watch_list}
         rounds = (self.summary or {}).get("rounds", [of_before])
         return any(not one["error"] and watch_list in ("", one["watch_list"]) for one in rounds)

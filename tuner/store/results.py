@@ -73,7 +73,7 @@ SELECT_WINNERS = (  # the rows that `read_winner` reads
     .join(environments, winners.c.environment_id == environments.c.id)
 )
 
-# What older releases kept of a mishap; they took a compiler's death for an error of the kernel.
+# Mishaps that older releases kept; they took a compiler's death for an error of the kernel.
 _MISHAP = trials.c.status.in_([status.value for status in MISHAPS]) | (
     (trials.c.status == Status.COMPILE_ERROR.value)
     & trials.c.compile_detail.startswith("the process ended (")

@@ -114,5 +114,5 @@ def make_private(engine: Engine, path: str) -> None:
 
     @event.listens_for(engine, "do_connect")
     def _on_connect(*_: object) -> None:
-        with contextlib.suppress(OSError):  # it is there, or SQLite says what is wrong
+        with contextlib.suppress(OSError):  # it is there, or SQLite reports the fault
             os.mknod(os.path.realpath(path), stat.S_IFREG | 0o600)  # which does not open it

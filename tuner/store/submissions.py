@@ -55,7 +55,7 @@ def find_or_add(
     meanwhile is an answer. Raises QueueFull if the client then has over `most` queued jobs.
     """
     keys = [request.key for request, _ in wanted]
-    # Where a batch has equal requests, the first is added and answers the others.
+    # If a batch has equal requests, the first is added and answers the others.
     first: dict[str, Asked] = {}
     for key, one in zip(keys, wanted, strict=True):
         first.setdefault(key, one)
@@ -242,6 +242,6 @@ def earlier_answer(connection: Connection, client: str, key: str, body_hash: str
     ids = row["job_ids"] or [row["job_id"]]
     found = connection.execute(select(jobs).where(jobs.c.id.in_(ids))).mappings()
     by_id = {one["id"]: read_job(one) for one in found}
-    if len(by_id) < len(set(ids)):  # one was deleted since the first statement, and the key with it
+    if len(by_id) < len(set(ids)):  # a job was deleted since the first statement, with the key
         return []
     return [by_id[job_id] for job_id in ids]

@@ -195,7 +195,7 @@ class QueueLength:
     device: str
     needs_gpu: bool
     jobs: int
-    oldest_s: float  # since the oldest one was posted, retried or given back
+    oldest_s: float  # since the oldest job was posted, retried or given back
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class NewestNights:
 
     started_at: datetime | None
     finished_at: datetime | None
-    summary: Mapping[str, Any]  # of the finished one
+    summary: Mapping[str, Any]  # of the finished round
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class StoreFigures:
     """The contents of the store at one moment."""
 
     devices: frozenset[str]  # that have had jobs or lately had workers
-    queues: Sequence[QueueLength]  # without the empty ones
+    queues: Sequence[QueueLength]  # without empty queues
     held: Mapping[tuple[JobState, str], int]  # jobs that a worker has, by state and device
     overdue: int  # of these, jobs whose lease has run out
     workers: Sequence[LiveWorker]
@@ -304,7 +304,7 @@ class Figures(Queries):
 
 
 def _devices(connection: Connection, now: datetime) -> frozenset[str]:
-    # One probe of an index for each device, where DISTINCT would read an entry for each job.
+    # One probe of an index for each device; DISTINCT would read an entry for each job.
     first = select(func.min(jobs.c.device).label("device")).cte("seen", recursive=True)
     following = select(func.min(jobs.c.device)).where(jobs.c.device > first.c.device)
     seen = first.union_all(select(following.scalar_subquery()).where(first.c.device.is_not(None)))

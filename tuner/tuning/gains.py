@@ -19,22 +19,22 @@ from tuner.problems.points import TRITON, Config, Point, title_of
 from tuner.problems.results import WINNING_WORDS, Entry, Incumbent, Status, Totals, Trial
 from tuner.render import gain_text
 
-# Triton's own configurations: the one in the engine's file, where it finds one, comes first.
+# Triton's own configurations: the entry of the engine's file, if it has an entry, comes first.
 OWN = ("shipped", "default")
 # Measured times on a GPU: a difference up to NOISE is none, and a gain up to CLEAR_GAIN is no gain.
 NOISE, CLEAR_GAIN = 0.004, 0.01
 NOT_MEASURED = "not measured"
 WITHOUT_US = "what runs without us"
-TRITONS_OWN = "Triton's own configuration"  # what a gain is over where the other has no time
+TRITONS_OWN = "Triton's own configuration"  # the baseline of a gain if the other has no time
 
 
 @dataclass(frozen=True)
 class Baseline:
     """The incumbent that a gain at a point is over."""
 
-    name: str  # of the incumbent; "default" where a point has none
+    name: str  # of the incumbent; "default" if a point has none
     incumbent: Incumbent | None
-    without_us: bool  # whether it is what a server runs without this program
+    without_us: bool  # whether a server runs it without this program
 
     @property
     def median_us(self) -> float | None:

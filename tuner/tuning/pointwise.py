@@ -85,7 +85,7 @@ class PointwiseChooser:
     baselines: Baselines
     policy: Policy
     requested: Collection[Point]
-    previous: Mapping[Point, Config] | None = None  # what the store had when the run began
+    previous: Mapping[Point, Config] | None = None  # the store's entries when the run began
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
         """Return an entry for each point that a file must hold, in order of batch size.
@@ -143,7 +143,7 @@ class PointwiseChooser:
                 return shipped, KEPT
         standing = field.standing(policy.tie)
         best_us = field.time_us(ranked[0])
-        assert best_us is not None  # ranked ones have times
+        assert best_us is not None  # ranked configurations have times
         stored = self._stored(field, best_us)
         if stored is not None and stored not in field.incumbents.values():
             return stored, f"{_gain(field, stored)}; {STAYS}"

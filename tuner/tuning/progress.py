@@ -24,10 +24,10 @@ from tuner.tuning.tune import Watcher
 # Off a terminal: seconds until the first line, and the most between two lines. A line comes once a
 # fifth more time has passed, so a log of seven minutes has fewer than thirty lines.
 PLAIN_EVERY_S, PLAIN_LATER_S, PLAIN_SHARE = 2.0, 30.0, 0.2
-# The time left is told once so many trials have ended, over so many seconds after the first one.
-# The first trial waits for processes that start, so it says nothing about the others.
-# Where trials get slower, as larger sizes are reached, the newest ones tell more than all of them:
-# of both rates, the slower one counts.
+# The time left is told once so many trials have ended, over so many seconds after the first trial.
+# The first trial waits for processes that start, so it says nothing about the others. If trials get
+# slower, as larger sizes are reached, the newest trials tell more than all trials: of both rates,
+# the slower counts.
 RATED_TRIALS, RATED_S = 10, 3.0
 NEWEST = 50  # trials
 WIDTH = 79

@@ -50,8 +50,8 @@ class RunReport:
     entries: Sequence[Entry]
     totals: Totals
     table: EntryTable
-    runs: Runs | None  # what the request's server runs; None: nobody knows
-    mishaps: Sequence[str] = ()  # lines on what the run lost to them
+    runs: Runs | None  # the kernels of the request's server; None: unknown
+    mishaps: Sequence[str] = ()  # lines on the run's losses to mishaps
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `tuner tune --json` prints."""

@@ -97,7 +97,7 @@ class Request:
     wide: bool | None = None  # search beyond the engine's grid; None: only with a GPU
     seed: int = 0
     carry_over: bool = True  # keep stored entries unless something is clearly faster
-    server: ServerSettings = UNKNOWN_SERVER  # that will read what is found
+    server: ServerSettings = UNKNOWN_SERVER  # the server that will read the files
 
     @property
     def selected(self) -> Selection:
@@ -105,8 +105,8 @@ class Request:
         return self.selection or family_of(self.problem).read_selection(self.problem, {})
 
 
-# What a run takes beside its tries: the first kernels compile, references are computed, and other
-# backends are loaded, compiled and timed (benchmarks/results/h100/leave-qwen3-32b-fp8.txt).
+# The seconds of a run beside its tries: the first kernels compile, references are computed, and
+# other backends are loaded, compiled and timed (benchmarks/results/h100/leave-qwen3-32b-fp8.txt).
 START_S = 9.0
 # The R1 job on one H100, with nothing compiled: 27.4 s for 1,440 tries (docs/results.md).
 _TRY_S = (27.4 - START_S) / 1440
@@ -130,7 +130,7 @@ def estimate_line(gpu_s: float, device: str) -> str:
 
 # The noise of times, as a share: a smaller gain is no gain. Recorded times repeat exactly.
 NOISE = {MeasureKind.GPU: gains.NOISE, MeasureKind.REPLAY: 0.0}
-Chosen = tuple[Problem, Mapping[Point, Config]]  # a problem, and what was chosen for it
+Chosen = tuple[Problem, Mapping[Point, Config]]  # a problem, and the choices for it
 
 
 class Kernels(Protocol):
@@ -150,7 +150,7 @@ class Kernels(Protocol):
 class KnownBefore:
     """The results of earlier runs when a run begins."""
 
-    # What the store has for the run's points, measured in the same environment.
+    # The store's entries for the run's points, measured in the same environment.
     previous: Mapping[Point, Config] = field(default_factory=dict)
     winners: Sequence[Winner] = ()  # all that the store has for the problem in the environment
     chosen: Sequence[Chosen] = ()  # by earlier runs of the same command
@@ -164,17 +164,17 @@ class PreparedRun:
     points: tuple[Point, ...]  # the points to tune
     spaces: Mapping[Part, Space]
     kernels: Kernels
-    goal: Callable[[KnownBefore], RunGoal]  # what the run must answer
+    goal: Callable[[KnownBefore], RunGoal]  # makes the goal of the run
     strategy: Callable[[KnownBefore], Strategy]  # how configurations are tried; new for each run
     predictor: Measurer | None  # gives the times of a prediction; None: they are not predicted
     tries: Mapping[str, int]  # the most configurations to try at each size (`Point.size`)
     file_names: Mapping[Part, str]  # names of the engine files that the winners are for
     table: EntryTable  # how the entries are printed
     recording: RecordedTrials | None = None  # the recording that is replayed
-    kept: Sequence[Entry] = ()  # at points of `points` where nothing is tried
+    kept: Sequence[Entry] = ()  # entries at points of `points` at which nothing is tried
     companions: Companions | None = None  # further kernels that a candidate launches
-    notes: Sequence[str] = ()  # what users should know before the run
-    # Does once what takes `strategy` seconds of CPU, while a GPU's process starts.
+    notes: Sequence[str] = ()  # sentences for users before the run
+    # Does early the work that takes `strategy` seconds of CPU, while a GPU's process starts.
     warm_up: Callable[[], object] = lambda: None
     # Whether the first candidates are compiled before the run begins, for a GPU.
     compiles_ahead: bool = False

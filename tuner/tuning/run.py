@@ -165,7 +165,7 @@ def _refused(goal: RunGoal, compiler: KernelCompiler | None) -> list[Trial]:
 
     These trials are not stored: another release of this program may take the configurations.
     """
-    if compiler is None:  # a recording says what ran
+    if compiler is None:  # a recording has the kernels that ran
         return []
     default = {Candidate(p, by_name["default"]) for p, by_name in goal.incumbents.items()}
     others = [c for c in goal.incumbent_candidates() if c.backend == TRITON and c not in default]

@@ -23,8 +23,8 @@ from tuner.problems.results import Measurement, Status
 from tuner.tuning.request import TRIES, Effort
 from tuner.tuning.space import Space
 
-# A kernel that fails to compile or to fit fails at every batch size. One that ended two processes
-# would probably end two more.
+# A kernel that fails to compile or to fit fails at every batch size. A kernel that ended two
+# processes would probably end two more.
 _FAILS_EVERYWHERE = {
     *(Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT, Status.OUT_OF_RESOURCES, Status.CRASHED),
 }
@@ -36,7 +36,7 @@ _POOL, _BEST = 1_300, 8
 _LATE, _LATE_BEST = 0.5, 3
 _LEARN_FROM = 2  # points on either side of a point whose times a round learns from
 # The surrogate learns log(time / best time at the point). Above this value all are equally slow:
-# what is hopeless must not decide how much the good ones may differ.
+# hopeless times must not decide how much good times may differ.
 _HOPELESS = 0.4
 
 
@@ -268,9 +268,9 @@ def budget_for(effort: Effort, points: int, space_size: int) -> Budget:
 
 # Predicted microseconds of the configurations at a point that will probably fit.
 Model = Callable[[Point, Sequence[Config]], Mapping[Config, float]]
-# How much an octave counts: of a parameter, of the predicted time, of the point's size. They were
-# chosen on the recordings that benchmarks/held_out.py calls SEEN; docs/results.md says what the
-# others show.
+# The weight of an octave: of a parameter, of the predicted time, of the point's size. They were
+# chosen on the recordings that benchmarks/held_out.py calls SEEN; docs/results.md has the results
+# of the others.
 _PER_OCTAVE, _PER_PREDICTED, _PER_SIZE = 0.9, 1.6, 0.4
 
 

@@ -101,7 +101,7 @@ def octaves(a: int, b: int) -> float:
 Kernel = tuple[Part, Config]  # one compiled kernel, which points share
 
 WORST_EXCESS = 0.5  # log(time / best time) from which on a choice is as bad as none
-# The worth of a need's best choice and of the next ones, which replace it if it does not fit or
+# The worth of a need's best choice and of the next choices, which replace it if it does not fit or
 # is slower once its registers are known.
 RANKS = (1.0, 0.3, 0.1)
 
@@ -179,8 +179,8 @@ class Baselines:
     and picks the entry of the nearest size.
     """
 
-    configs: Mapping[Point, Mapping[str, Config]]  # "default", and "shipped" where there is one
-    tuned_near: frozenset[Point]  # where the shipped entry was tuned for a batch of about this size
+    configs: Mapping[Point, Mapping[str, Config]]  # "default", and "shipped" if the engine ships it
+    tuned_near: frozenset[Point]  # at which the shipped entry was tuned for about this batch size
     uncompiled: bool = True  # whether a prediction keeps shipped entries without compiling them
 
     def pass_over(

@@ -38,8 +38,8 @@ class Space:
 
     axes: Mapping[str, tuple[int, ...]]
     rules: tuple[Rule, ...] = ()
-    # Axes along which a kernel needs more of the device's memory. A configuration that is at least
-    # as large on each of these as one that ran out of memory will also run out.
+    # Axes along which a kernel needs more of the device's memory. If a configuration runs out of
+    # memory, a configuration that is at least as large on each axis runs out too.
     growing: frozenset[str] = frozenset()
     defaults: Mapping[str, int] = field(default_factory=dict)  # for keys that `nearest` lacks
     # Values that are left out of configurations, because they mean the same as an absent key and
@@ -114,7 +114,7 @@ class Space:
         if self.legal(snapped):
             return snapped
         key = tuple(wanted)
-        if key not in self._found:  # the search asks for the same ones again
+        if key not in self._found:  # the search asks for the same values again
             self._found[key] = self._closest(wanted)
         return self._found[key]
 

@@ -24,7 +24,7 @@ from tuner.tuning.space import Space
 
 Array = NDArray[np.float64]
 
-# In standard deviations of the values. It covers the noise of times and what places do not say.
+# In standard deviations of the values. It covers the noise of times and facts that places lack.
 NOISE = 0.1
 ORDERED = 50  # more than a round tries
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -59,7 +59,7 @@ class Surrogate:
         means = cross @ self._weights
         left = 1 - np.einsum("ij,ij->i", solved, cross)  # the variances
         target = -self._mean / self._scale
-        taken: list[Array] = []  # what each one taken before says of the others
+        taken: list[Array] = []  # the effect of each place taken before on the others
         open_ = np.ones(len(wanted), dtype=bool)
         for _ in range(min(len(wanted), ORDERED)):
             gains = np.where(open_, _improvement(means, left, target), -np.inf)

@@ -20,10 +20,10 @@ from tuner.problems.results import Entry, Measurement, Totals, Trial
 from tuner.tuning.report import all_lost, keep_uncompared, mishap_lines, most_alike
 from tuner.tuning.space import Space
 
-# The median of 15 interleaved times varies by about 0.1 % on an H200, and that of nine by a third
-# more. More rounds would take as long as the search does.
+# The median of 15 interleaved times varies by about 0.1 % on an H200, and the median of nine by a
+# third more. More rounds would take as long as the search does.
 RACE_ROUNDS = 9
-STAYS = "the stored entry stays"  # why an entry is what it was before the run
+STAYS = "the stored entry stays"  # the reason of an entry that is the same as before the run
 
 
 class Bench(Protocol):
@@ -155,10 +155,10 @@ class RunGoal:
     requested: Sequence[Point]  # the points to tune
     incumbents: Mapping[Point, Mapping[str, Config]]  # for every point that a file must hold
     chooser: Chooser
-    # What the store has for the requested points, measured in the same environment. It is tried
-    # beside the incumbents, and it is no seed: a search must ask the same when it is resumed.
+    # The store's entries for the requested points, measured in the same environment. They are tried
+    # beside the incumbents, and are no seeds: a search must ask the same when it is resumed.
     previous: Mapping[Point, Config] = field(default_factory=dict)
-    # What the engine's makers measured on the card. It is tried too, and is no seed either.
+    # The entries of the engine's makers for the card. They are tried too, and are no seeds either.
     trusted: Mapping[Point, Config] = field(default_factory=dict)
     # Backends to measure beside Triton. One kernel of a backend may do the work of the kernels of
     # several points; it is measured at the first of them.
@@ -187,7 +187,7 @@ class Outcome:
     """The entries of a run."""
 
     entries: Sequence[Entry]
-    mishaps: Sequence[str] = ()  # lines on what it lost to mishaps
+    mishaps: Sequence[str] = ()  # lines on losses to mishaps
 
 
 def tune(
@@ -260,7 +260,7 @@ def _why(trials: Sequence[Trial]) -> str:
     return f": {count} {len(trials)} that were tried end so: {most[0] or failed[0].status.value}"
 
 
-Raced = dict[Candidate, Trial]  # trials with what a race found
+Raced = dict[Candidate, Trial]  # trials with a race's results
 
 
 def _race(
@@ -284,7 +284,7 @@ def _race(
         lost = [trial for trial in raced.values() if trial.lost]
         if not lost:
             raise
-        # What runs together was lost in part: at one point this, at another one that.
+        # Kernels that run together were lost in part, at each point others.
         verdicts = {c: trial for c, trial in raced.items() if not trial.measurement.timed}
         unraced = dict.fromkeys(goal.requested, lost[0].measurement.detail)
         return _choose_again(goal, trials, verdicts, unraced), verdicts, unraced

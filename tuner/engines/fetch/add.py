@@ -162,7 +162,7 @@ def _locked_folder() -> Iterator[Path]:
             raise EngineNotFetched(
                 f"another `tuner engines add` writes to {parent}: try again when it is done"
             ) from None
-        for left_over in parent.glob(f"*{PART}"):  # by one that was killed
+        for left_over in parent.glob(f"*{PART}"):  # by a process that was killed
             shutil.rmtree(left_over)
         try:
             yield parent

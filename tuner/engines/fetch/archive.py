@@ -34,7 +34,7 @@ def unpack_engine(wheel: Path | BinaryIO, name: str, folder: Path) -> None:
 
 def _unpack(archive: zipfile.ZipFile, chosen: list[zipfile.ZipInfo], folder: Path) -> None:
     hashes = _recorded(archive, chosen)
-    # In the order of the wheel's bytes, so that a remote one is read in one pass.
+    # In the order of the wheel's bytes, so that a remote wheel is read in one pass.
     for info in sorted(chosen, key=lambda info: info.header_offset):
         content = archive.read(info)
         if not info.filename.endswith(".dist-info/RECORD"):

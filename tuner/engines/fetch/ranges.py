@@ -14,7 +14,7 @@ from collections import OrderedDict
 from tuner.errors import EngineNotFetched
 
 BLOCK_BYTES = 1 << 20
-_KEPT_BLOCKS = 4  # the directory at a zip's end, and where its files are read just now
+_KEPT_BLOCKS = 4  # the directory at a zip's end, and the places of its files that are being read
 _ATTEMPTS = 3
 _TIMEOUT_S = 60
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")

@@ -31,7 +31,7 @@ class NamedCard:
 
     name: str
     where: str
-    in_words: bool  # the driver's name for it may be a longer one
+    in_words: bool  # the driver's name for it may be longer
     compared: bool = False  # the words say that it is another machine's, or that all is well there
 
     @property
@@ -44,7 +44,7 @@ class Cards:
     """The named GPUs, each once for all of its spellings."""
 
     named: dict[str, NamedCard] = field(default_factory=dict)
-    _said: set[str] = field(default_factory=set)  # the keys of those that people's words name
+    _said: set[str] = field(default_factory=set)  # the keys of the cards that people's words name
 
     def add(self, name: str, where: str, *, in_words: bool, compared: bool = False) -> None:
         """Keep a name; a file's name is surer than people's word for the same GPU.
@@ -74,7 +74,7 @@ class Cards:
     def sole(self) -> NamedCard | None:
         """Return the GPU, if the text names only one."""
         found = list(self.several())
-        if len(found) > 1:  # a listing of files names many: people's words say which one it is
+        if len(found) > 1:  # a listing of files names many: people's words say which card it is
             found = [c for key, c in self.named.items() if key in self._said and not c.in_words]
         return found[0] if len(found) == 1 else None
 

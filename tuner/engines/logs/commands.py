@@ -28,7 +28,7 @@ STARTS = (  # of them, without blanks
         b".Engine(",
     ),
 )
-# What begins a server of its own, unless it goes on with a command: a launcher, or the same key of
+# The beginning of another server, unless it goes on with a command: a launcher, or the same key of
 # another container.
 _SERVER = re.compile(
     r"sglang\.launch_server|\b(?:sglang|vllm) serve\b|vllm\.entrypoints|docker run|\bLLM\("
@@ -38,7 +38,7 @@ _SERVER = re.compile(
 _GOES_ON = re.compile(r"\s*(?:-|\"|'|\[|\])|\s+\w+ ?=")
 LONGEST = 80  # lines of a command
 NUMBERS = {"tp", "ep", "pp", "dp"}
-_AROUND = " \t-\"',[]\\"  # what may stand around a value in a line of its own
+_AROUND = " \t-\"',[]\\"  # characters that may stand around a value in a line of its own
 
 
 @dataclass

@@ -25,14 +25,14 @@ _SPREAD = re.compile(
     r"--enable[-_]expert[-_]parallel\b|(?<![\w-])-ep(?=[\s\\\"'\]`]|$)(?!\s+\d)"
     r"|\benable_expert_parallel[\"']?\s*[=:]\s*True"
 )
-# Where an engine logs the arguments that it was started with, without blanks.
+# The text before the arguments that an engine logs at start, without blanks.
 _ARGUMENTS = (b"ServerArgs(", b"args:{", b"args:Namespace(", b"withconfig:model=")
-# In what logs write before a message: [2025-05-13 23:29:46 DP4 TP4], (Worker_TP0 pid=1).
+# The text of logs before a message: [2025-05-13 23:29:46 DP4 TP4], (Worker_TP0 pid=1).
 _RANK = re.compile(rb"(?:\d |[_ ][DP]P\d+_| [DP]P\d+ |Worker[_ ])TP(\d{1,3})\b")
 # A shell's variable that is set in a line of its own, as scripts of launch commands do.
 _SET = re.compile(rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=[\"']?([^\s\"'$`;#]+)", re.MULTILINE)
 _USED = re.compile(r"\$\{?(\w+)(?::?-([^}]*))?\}?")
-_WORKS_IN = re.compile(  # words before a version that is not the one in trouble
+_WORKS_IN = re.compile(  # words before a version that is not the version in trouble
     r"(?<!not )(?<!n't )\b(?:works?|worked|(?:is|was) (?:fine|OK)) (?:in|with|on|using)"
     r" (?:[\w-]+ ){0,2}[\w./-]*$",
     re.IGNORECASE,
@@ -56,10 +56,10 @@ class Facts:
     words: Words = field(default_factory=Words)
     _commands: Commands = field(default_factory=Commands)
     _variables: dict[str, str] = field(default_factory=dict)  # of a shell, by their names
-    _unset: dict[str, tuple[str, str]] = field(default_factory=dict)  # name: the variable, where
-    _shown: bool = False  # the device is that of a program's own output
-    _called: bool = False  # the model is that of people's words
-    _spread: str = ""  # where the experts are said to be divided among all ranks
+    _unset: dict[str, tuple[str, str]] = field(default_factory=dict)  # name: variable, place
+    _shown: bool = False  # a program's own output names the device
+    _called: bool = False  # people's words name the model
+    _spread: str = ""  # the place that says that all ranks share the experts out
 
     def get(self, name: str) -> str:
         """Return the value of a fact; "" if nothing says it."""

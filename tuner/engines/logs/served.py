@@ -219,7 +219,7 @@ def _unknown(shown: str, capability: str) -> str:
     """Say why commands cannot take a GPU that the text shows, and which GPU they can take."""
     add = "docs/operations.md says how to add a GPU"
     if shown and (reason := refused(shown)):
-        return reason  # it says what to name instead
+        return reason  # it says which name to use instead
     try:
         same = card_to_check(capability)
     except UnknownDevice:

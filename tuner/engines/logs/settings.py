@@ -14,7 +14,7 @@ from tuner.engines.dispatch_table import dispatch_table
 from tuner.files import shipped_toml
 
 _ENGINES = ("sglang", "vllm")
-# What lines that set one of the variables have.
+# Marks of the lines that set one of the variables.
 MARKS = (b"VLLM_", b"SGLANG_", b"SGL_", b"W8A8_FP8_KERNEL")
 # Flags without a value, as the engines name them.
 _SWITCH = re.compile(r"--(?:enable|disable|enforce|use)-")

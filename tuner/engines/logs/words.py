@@ -27,7 +27,7 @@ class Fact:
 class Words:
     """The names of engines, models and GPUs in the first lines of a text."""
 
-    cards: Cards = field(default_factory=Cards)  # those of names of files, too
+    cards: Cards = field(default_factory=Cards)  # also cards in names of files
     _engines: set[str] = field(default_factory=set)
     _models: dict[str, Fact] = field(default_factory=dict)  # by their keys
     _read: int = 0  # bytes
