@@ -1,6 +1,6 @@
 """List the engines, find them on disk, and find the Triton that each runs.
 
-No engine is ever imported, and no code of an engine is executed.
+Nothing here imports an engine or executes its code.
 """
 
 from __future__ import annotations

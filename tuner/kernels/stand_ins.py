@@ -324,7 +324,7 @@ def stand_in_torch(target: Target) -> Namespace:
 
 
 def _empty(*size: int | Sequence[int], dtype: str, **where: object) -> TensorSpec:
-    """Stand in for `torch.empty`, of a shape or of its numbers."""
+    """Return the tensor of `torch.empty`, for a shape or for its numbers."""
     return TensorSpec("", tuple(_lengths(size)), dtype)
 
 

@@ -98,7 +98,10 @@ def _add_engine(parent: Path, name: str, release: str, say: Say) -> Path:
 
 
 def _read_parts(url: str, name: str, folder: Path, say: Say) -> None:
-    """Unpack a large wheel without downloading all of it. Raises RangesRefused for small wheels."""
+    """Unpack a large wheel without downloading all of it.
+
+    Raises RangesRefused for a small wheel, or if the server sends no ranges.
+    """
     remote = RemoteFile(url)
     if remote.size <= WHOLE_BYTES:
         raise RangesRefused(url)

@@ -119,7 +119,7 @@ class CompletedHints:
         return bool(target) and find_preset(target).quantization != "none"
 
     def weights(self) -> str:
-        """Return the only type of quantised weights that people's words name; "" if none is."""
+        """Return the only type of quantised weights that people's words name; else ""."""
         said = self.facts.get("weights").lower().replace(" ", "_").partition("_")[0]
         others = self.facts.others.get("weights")
         if others and not others.value.lower().startswith(said):
