@@ -243,7 +243,6 @@ class RemoteQueue:
     def _pages(
         self, path: str, name: str, read: Callable[[Any], Json], **query: object
     ) -> Iterator[Json]:
-        """Yield all items of a list, page by page."""
         given = {key: value for key, value in query.items() if value is not None}
         while True:
             page, given["after"] = self._ask(

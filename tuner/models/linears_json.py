@@ -67,7 +67,6 @@ _DENSE = ("intermediate_size_mlp", "intermediate_size")  # Llama 4 has both
 
 
 def _dense_places(fields: Json, architecture: str, total: int) -> Sequence[int]:
-    """Return the layers whose MLP has no experts."""
     if not size(fields, EXPERTS):
         return range(total)
     each = fields.get("moe_layer_freq")

@@ -264,7 +264,6 @@ class KeyStore(Queries):
             raise BadInput(_last_admin(name))
 
     def _admins(self, connection: Connection) -> Sequence[str]:
-        """Return the names of the valid keys of scope admin."""
         rows = connection.execute(select(api_keys).where(self._valid())).mappings()
         return [key.name for key in map(read_key, rows) if key.scope is Scope.ADMIN]
 

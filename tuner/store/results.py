@@ -407,7 +407,6 @@ def run_of(connection: Connection, run_id: int) -> Run:
 
 
 def _columns(point: Point) -> tuple[str | int, ...]:
-    """Return a point's values of POINT_COLUMNS."""
     return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens
 
 

@@ -94,7 +94,6 @@ def _identity(path: str) -> _Identity | None:
 
 
 def _is_open(wanted: _Identity) -> bool:
-    """Say whether this process has the file open."""
     return any(_identity(str(one)) == wanted for one in Path("/proc/self/fd").iterdir())
 
 

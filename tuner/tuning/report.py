@@ -269,7 +269,6 @@ def _size(point: Point) -> Size:
 
 
 def _running(by_name: Mapping[str, Config]) -> str:
-    """Name the incumbent that the engine runs."""
     return "shipped" if "shipped" in by_name else "default"
 
 

@@ -256,7 +256,6 @@ def _outlook(prepared: PreparedRun, goal: RunGoal) -> Outlook:
 
 
 def _check_recordable(prepared: PreparedRun, path: Path, add: bool) -> None:
-    """Raise UnwritableOutput if the recording cannot be written to `path`."""
     check_recordable(path)
     replayed = prepared.request.source.recording
     if replayed is not None and replayed.resolve() == path.resolve():

@@ -320,7 +320,6 @@ class PointSearch:
 
     @cached_property
     def _best_of_first(self) -> float | None:
-        """Return the least predicted time in the first round."""
         first = [self._predicted[c] for c in self.likely(self.rounds[0])]
         return min((us for us in first if us), default=None)
 
