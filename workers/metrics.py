@@ -56,9 +56,11 @@ DURATION = Histogram(
 )
 ATTEMPTS = Counter("tuner_attempts", "Attempts at jobs, by how they ended.", ("device", "outcome"))
 LOST_LEASES = Counter(
-    "tuner_leases_lost", "Jobs that another worker was given while this one had them."
+    "tuner_leases_lost", "Jobs that another worker was given while this worker had them."
 )
-EXPIRED_LEASES = Counter("tuner_leases_expired", "Leases that this worker took from another one.")
+EXPIRED_LEASES = Counter(
+    "tuner_leases_expired", "Leases that this worker took from another worker."
+)
 MESSAGES = Counter(
     "tuner_broker_messages",
     "Messages that wake workers: sent, failed, or not needed because enough are waiting.",
@@ -313,14 +315,14 @@ def _of_nights(nights: NewestNights) -> Iterator[Metric]:
     """Yield the last rounds; nothing before the first."""
     if nights.started_at:
         name, at = "tuner_night_started_timestamp_seconds", nights.started_at.timestamp()
-        yield GaugeMetricFamily(name, "When the last one began.", at)
+        yield GaugeMetricFamily(name, "When the last round began.", at)
     if nights.finished_at:
         summary = nights.summary
         errors = len(summary.get("errors", ())) + len(summary.get("not_submitted", ()))
         submitted = len(summary.get("submitted", ()))
         name, at = "tuner_night_finished_timestamp_seconds", nights.finished_at.timestamp()
-        yield GaugeMetricFamily(name, "When the last finished one ended.", at)
-        yield GaugeMetricFamily("tuner_night_errors", "Of the last finished one.", errors)
+        yield GaugeMetricFamily(name, "When the last finished round ended.", at)
+        yield GaugeMetricFamily("tuner_night_errors", "Errors of the last finished round.", errors)
         yield GaugeMetricFamily("tuner_night_submitted", "Jobs it queued.", submitted)
 
 

@@ -394,7 +394,7 @@ class Farm:
         folder = self.lifted_dir.parent
         return CompilerUnavailable(
             f"nothing can be compiled in the cache folder {folder}: {why}; make it writable, "
-            "or set TUNER_CACHE_DIR to another one"
+            "or set TUNER_CACHE_DIR to another folder"
         )
 
     def _broken(self, why: str) -> CompilerUnavailable:

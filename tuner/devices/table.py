@@ -24,9 +24,9 @@ _BY_CAPABILITY = (
     "`nvidia-smi --query-gpu=compute_cap --format=csv` prints it"
 )
 _LISTED = {
-    "cli": "; `tuner devices` lists the known ones",
-    "api": "; GET /v1/devices lists the known ones",
-    "page": ": the page Devices lists the known ones",
+    "cli": "; `tuner devices` lists the known GPUs",
+    "api": "; GET /v1/devices lists the known GPUs",
+    "page": ": the page Devices lists the known GPUs",
 }
 
 

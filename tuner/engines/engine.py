@@ -241,7 +241,7 @@ class TritonRelease:
             if tags and here not in {f"cp{major}{minor}" for major, minor in tags}:
                 made_for = ".".join(tags[0])
                 return (
-                    f"; {self.folder} was added for Python {made_for}, and this is another one: "
+                    f"; {self.folder} was added for Python {made_for}, and this is another Python: "
                     "remove that folder, and run `tuner engines add` for the engine again"
                 )
         return ""

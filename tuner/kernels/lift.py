@@ -299,4 +299,4 @@ def find_source(root: Path, origin: str, function: str, locations: Sequence[str]
     for path in (root / relative for relative in locations):
         if path.is_file() and f"\ndef {function}(" in path.read_text(encoding="utf-8"):
             return path
-    raise UnsupportedKernel(f"{origin} does not keep {function} where a known version does")
+    raise UnsupportedKernel(f"{origin} has no {function} in the files of known versions")

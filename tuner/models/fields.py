@@ -70,7 +70,9 @@ def architecture_of(config: Json) -> str:
     match config.get("architectures"):
         case [str() as architecture, *_] if architecture.isidentifier():  # a class of Python's
             return architecture[:200]
-    raise MalformedCheckpoint('no architecture is named: "architectures" should be a list of one')
+    raise MalformedCheckpoint(
+        'no architecture is named: "architectures" should be a list with one name'
+    )
 
 
 def torch_dtype(fields: Json) -> str | None:

@@ -28,7 +28,7 @@ from tuner.shell import command_line
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _PATHS = ("/", "./", "../", "~")
 _CONFIG_IN_API = "; post its config.json; GET /v1/models lists the presets"
-_CONFIG_ON_PAGES = ": the page Models lists the known ones, and the API takes a config.json"
+_CONFIG_ON_PAGES = ": the page Models lists the known models, and the API takes a config.json"
 
 
 @cache

@@ -143,7 +143,7 @@ def summary_line(winners: Iterable[Winner]) -> str:
     if entries and all(entry.status is Status.INCUMBENT for entry in entries):
         shipped = "shipped entries" if any(map(is_shipped, entries)) else "own configurations"
         return f"The engine's {shipped} were kept"
-    return "No time is known for both what the engine runs and the tuned one"
+    return "No size has both the engine's time and a tuned time"
 
 
 def by_problem(winners: Iterable[Winner]) -> Mapping[Problem, list[Winner]]:

@@ -199,8 +199,8 @@ def only_server(engine: Engine, address: str) -> Iterator[None]:
         if not mine:
             who = _names_file(engine).read_text() or "another process"
             raise BadInput(
-                f"the store {engine.url.database} is served by {who}: use that one, or stop it, or "
-                f"name another store in {URL_VARIABLE}"
+                f"the store {engine.url.database} is served by {who}: use that server, or stop it, "
+                f"or name another store in {URL_VARIABLE}"
             )
         if file_of(engine.url):
             with contextlib.suppress(OSError):  # on a full disk, stored rows can still be read

@@ -319,7 +319,7 @@ def _equal(connection: Connection, job_id: str) -> str:
     row = connection.execute(equal).one_or_none()
     if row is None:  # it has just ended
         return "an equal job was unfinished: try again"
-    return f"job {row.id} asks for the same work and is {row.state}: follow that one"
+    return f"job {row.id} asks for the same work and is {row.state}: follow that job"
 
 
 class LocalQueue(Queries):

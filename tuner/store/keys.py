@@ -91,7 +91,7 @@ class KeyStore(Queries):
         if (found["name"], found["scopes"]) != (name, row["scopes"]):
             raise BadInput(
                 f"this key is stored already, as {found['name']!r} with the scope "
-                f"{','.join(found['scopes'])}: make a new one, or give it that name and scope"
+                f"{','.join(found['scopes'])}: make a new key, or give it that name and scope"
             )
         return token
 
@@ -133,7 +133,7 @@ class KeyStore(Queries):
     ) -> Ensured:
         self._refuse_ended(found)
         if found["name"] != row["name"]:
-            raise BadInput(f"this key is stored already, as {found['name']!r}: make a new one")
+            raise BadInput(f"this key is stored already, as {found['name']!r}: make a new key")
         if found["scopes"] == row["scopes"]:
             return Ensured.NOTHING
         self._refuse_last_admin(connection, row)
@@ -256,7 +256,7 @@ class KeyStore(Queries):
             name = key.name.partition("#")[0]
             was = "was revoked" if state is KeyState.REVOKED else "expired"
             script = "; for Docker Compose: sh docker/make_secrets.sh rotate admin_key"
-            raise BadInput(f"this key of {name!r} {was}: make a new one", cli=script)
+            raise BadInput(f"this key of {name!r} {was}: make a new key", cli=script)
 
     def _refuse_last_admin(self, connection: Connection, row: Mapping[str, Any]) -> None:
         name = row["name"]

@@ -33,8 +33,8 @@ def shelf_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     if not environ.get(FOLDER_VARIABLE):
         return None
     raise BadInput(
-        f"{FOLDER_VARIABLE}={folder} is no folder: name one that `tuner results export` wrote, or "
-        "leave it empty"
+        f"{FOLDER_VARIABLE}={folder} is no folder: name a folder that `tuner results "
+        "export` wrote, or leave it empty"
     )
 
 

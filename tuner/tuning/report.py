@@ -122,7 +122,7 @@ class RunReport:
         vendor = self.device.untested_vendor
         if not vendor or all(entry.status is not Status.PREDICTED for entry in self.entries):
             return ""
-        return f"The model that predicted these times was never held against a card of {vendor}'s."
+        return f"The model that predicted these times was never compared with a card of {vendor}'s."
 
 
 def mark_untested(entries: Iterable[Entry], device: Device) -> list[Entry]:
@@ -304,7 +304,7 @@ def mishap_lines(
 def all_lost(lost: Sequence[Trial], tried: int) -> MeasurerFailed:
     """Return the error of a run that lost the trials it needed."""
     return MeasurerFailed(
-        f"{len(lost)} of {tried} candidates were lost to mishaps, and the others do not tell what "
+        f"{len(lost)} of {tried} candidates were lost to mishaps, and the others are not enough "
         f"to choose: {_words(lost)}; look at the machine (nvidia-smi, dmesg), and run it again"
     )
 

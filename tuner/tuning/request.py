@@ -210,7 +210,10 @@ def _origin_notes(request: Request, recording: RecordedTrials) -> list[str]:
             "as in h200_layer.csv.gz, or record it again with --record"
         )
     if origin.differs(asked):
-        raise BadInput(f"{path} was recorded on {origin}, not {asked}: tune for what it is of")
+        raise BadInput(
+            f"{path} was recorded on {origin}, not {asked}: tune for the device, engine and Triton "
+            "that it was recorded on"
+        )
     if not origin.engine:
         return [f"{path} does not say which engine and Triton its times are of"]
     return []

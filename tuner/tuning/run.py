@@ -358,7 +358,7 @@ class RecordedTimes:
 class PredictedTimes:
     """Times of compiled kernels by the family's model of the device."""
 
-    opening = "choosing what is worth compiling, by the model of the GPU"
+    opening = "choosing the configurations to compile, by the model of the GPU"
     backends: Collection[str] | None = None
     routing_sha256 = ""
 
