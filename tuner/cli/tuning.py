@@ -187,7 +187,7 @@ def _of_target(
 def _worth_tuning(work: _Work, choice: FamilyChoice, effort: Effort, unread: bool) -> _Work:
     """The work without problems that are not worth tuning; says the plan of all."""
     served = (work.problems, work.engine, work.card, work.flags)
-    made = planned(*served, choice, effort, unread=unread)
+    made = planned(*served, choice, effort, unread=unread, notes=work.notes)
     say(made.as_text())
     return replace(work, problems=[one.problem for one in made.problems if one.to_tune])
 
