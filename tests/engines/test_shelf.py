@@ -72,18 +72,10 @@ def test_what_is_measured_is_not_measured_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit_s", [0, 0.3])  # the processes start for longer than that
 def test_the_end_of_its_time_is_no_traceback(tmp_path: Path, limit_s: float) -> None:
-    words = [
-        "--engine",
-        "sglang==0.5.16",
-        "--device",
-        "H100",
-        "--measure",
-        "predict",
-        "--first",
-        "2",
-    ]
-    command = [sys.executable, "-m", "benchmarks.shelf", tmp_path, *words, "--limit-s", limit_s]
-    done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True)
+    words = ["--engine", "sglang==0.5.16", "--device", "H100", "--measure", "predict"]
+    words += ["--first", "2", "--limit-s", str(limit_s)]
+    command = [sys.executable, "-m", "benchmarks.shelf", str(tmp_path), *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "0 problems measured, 2 left" in done.stdout
 
