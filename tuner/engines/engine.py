@@ -121,8 +121,8 @@ def find_engine(spec: str, environ: Mapping[str, str] = os.environ) -> Engine:
     """Find "sglang", or exactly "sglang==0.5.16", on this machine.
 
     Without a version, return the installed engine, else the newest in TUNER_ENGINE_PATH's folders,
-    else the default version or the newest that `tuner list engines --add` added. Raises UnknownEngine,
-    which names the versions found.
+    else the default version or the newest that `tuner list engines --add` added. Raises
+    UnknownEngine, which names the versions found.
     """
     name, version = parse_spec(spec)
     package = import_module(f"{_PACKAGES[name]}.package")
@@ -319,7 +319,7 @@ def find_packages(name: str, environ: Mapping[str, str] = os.environ) -> list[Pa
 
 
 def own_folders() -> tuple[Path, Path]:
-    """Return the folders for `tuner list engines --add`: beside this Python, and beside the user's store.
+    """Return the folders for `tuner list engines --add`: beside this Python and the user's store.
 
     The second is for people who must not write to the first.
     """
