@@ -11,6 +11,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import date
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -74,7 +75,9 @@ def key_path(environ: Mapping[str, str]) -> Path:
 def _checked_key(text: str, where: str) -> str:
     key = text.strip()
     if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise BadInput(f"{where} holds no key: a key is one word, as `tuner keys add` prints it")
+        raise BadInput(
+            f"{where} holds no key: a key is one word, as `tuner admin keys create` prints it"
+        )
     return key
 
 
@@ -239,6 +242,11 @@ class RemoteQueue:
         """Return the last night with its summary. Raises BadInput before the first."""
         check = partial(_checked, fields=(*_NIGHT, "summary"))
         return self._ask("GET", "/v1/nights/last", read=check)
+
+    def night_diff(self, before: date, now: date) -> Json:
+        """Compare two finished nights. Raises BadInput for a day without a night."""
+        check = partial(_checked, fields=("before", "now", "problems"))
+        return self._ask("GET", f"/v1/nights/{now}/diff?since={before}", read=check)
 
     def _pages(
         self, path: str, name: str, read: Callable[[Any], Json], **query: object

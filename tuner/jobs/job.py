@@ -282,7 +282,7 @@ class Job:
     cost: Cost | None = None  # of the attempt that ended it; None: not known
 
     def as_json(self) -> dict[str, Any]:
-        """Return the job as the API and `tuner job --json` show it."""
+        """Return the job as the API and `tuner jobs show --json` show it."""
         asked = self.request
         unreadable = {"unreadable": asked.why} if isinstance(asked, UnreadableRequest) else {}
         return {

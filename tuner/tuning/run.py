@@ -358,7 +358,7 @@ class RecordedTimes:
 class PredictedTimes:
     """Times of compiled kernels by the family's model of the device."""
 
-    opening = "choosing the configurations to compile, by the model of the GPU"
+    opening = "choosing configurations to compile, by their predicted times"
     backends: Collection[str] | None = None
     routing_sha256 = ""
 
