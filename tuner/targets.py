@@ -15,6 +15,7 @@ from tuner.errors import (
     BadProblem,
     IndivisibleShape,
     LacksLayers,
+    MalformedCheckpoint,
     OptionsRefused,
     UnsupportedFamily,
     did_you_mean,
@@ -65,13 +66,20 @@ class LeftOut(Note):
 
     what: str
     why: str  # in the API's words
+    unread: bool  # whether the model may have such layers, and what was read does not say it
 
     @classmethod
     def of(cls, what: str, error: BadInput) -> LeftOut:
         """Return the sentence about families that an error leaves out."""
         note = cls(f"left out {what}: {error.message}", cli=error.cli, api=error.api)
         note.what, note.why = what, error.in_api_words()
+        note.unread = isinstance(error, MalformedCheckpoint)
         return note
+
+
+def not_known(notes: Iterable[str]) -> list[str]:
+    """Return the families, in words, of which a model may have problems that could not be read."""
+    return [note.what for note in notes if isinstance(note, LeftOut) and note.unread]
 
 
 ALL = "all"  # in place of families' names: all of them, whether or not servers read their files

@@ -174,6 +174,21 @@ def test_where_no_server_reads_a_file_nothing_is_tuned(env):
     assert first in tuned.stderr.splitlines()
 
 
+def test_a_broken_config_is_no_reason_to_leave_everything_as_it_is(env, tmp_path):
+    """FlashAttention 3 runs its attention on Hopper, and how many experts it has is not said."""
+    config = json.loads((ROOT / "tests/data/dense_models/qwen3-8b/config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_experts_per_tok": 8}))
+    plan = run("plan", tmp_path, "--device", "H100", env=env)
+    assert plan.stdout.startswith("not known: too little could be read of a fused-MoE layer;")
+    assert "how many experts" in plan.stderr and "not a mixture" not in plan.stderr
+
+
+def test_a_dense_model_is_not_said_to_lack_experts(env):
+    plan = run("plan", ROOT / "tests/data/dense_models/qwen3-8b", "--device", "H100", env=env)
+    assert plan.stdout.startswith("leave everything as it is")
+    assert "experts" not in plan.stderr
+
+
 def test_a_cluster_file_names_engine_model_ranks_and_flags(env):
     example = ROOT / "examples" / "cluster-h20-2x8-sglang.toml"
     plan = planned(env, "--cluster", example, device="H20")

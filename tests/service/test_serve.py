@@ -24,7 +24,7 @@ from tiers import only
 from typer.testing import CliRunner
 from worker_processes import wait_for
 
-from api.key_policy import check_keys
+from api.keys import check_keys
 from api.serve import listen
 from api.settings import ApiSettings
 from tuner.cli.commands import app

@@ -227,7 +227,11 @@ class TestConfigJson:
             (b"[" * 100_000, "nested too deeply"),
             (b'{"a": NaN}', "NaN is not a number"),
             (b'{"a": ' + b"9" * 10_000 + b"}", "not JSON"),
-            (config(num_experts=None), "not a mixture-of-experts model"),
+            (config(num_experts=None), "does not say how many experts there are"),
+            (config(num_experts_per_tok=None), "it names no top_k of its experts"),
+            (config(hidden_size=None), "it names no hidden of its experts"),
+            (config(moe_intermediate_size=None, intermediate_size=6144), "no intermediate of its"),
+            (config(num_experts=[8, 16]), "num_experts differs between layers"),
             (config(num_experts="128"), "num_experts should be a whole number"),
             (config(num_experts=True), "num_experts should be a whole number"),
             (config(num_experts=1e9), "num_experts should be a whole number"),
@@ -243,6 +247,21 @@ class TestConfigJson:
             parse_experts(data, "x")
         assert words in str(caught.value)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            {"num_experts": 0},
+            {
+                "num_experts": None,
+                "num_experts_per_tok": None,
+                "architectures": ["Qwen3ForCausalLM"],
+            },
+        ],
+    )
+    def test_a_model_without_experts_is_no_malformed_model(self, words):
+        with pytest.raises(LacksLayers, match="has no experts .*: not a mixture-of-experts model"):
+            parse_experts(config(**words), "x")
 
     def test_files_that_cannot_be_read(self, tmp_path):
         with pytest.raises(MalformedCheckpoint, match="No such file"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import suppress
 from itertools import takewhile
 
 from tuner.devices.table import Device, card_to_check, find_device
@@ -84,6 +85,18 @@ def gpu_to_measure_on(number: int | None) -> str:
             f"GPU in {VISIBLE}"
         )
     return str(number)
+
+
+def gpu_of_kind(card: Device) -> str | None:
+    """Return nvidia-smi's number of the first GPU of that kind that may be used; None: there is
+    none.
+    """
+    visible, uuids = visible_gpus(), dict(enumerate(asked_here("uuid")))
+    for number, name in enumerate(asked_here("name")):
+        with suppress(UnknownDevice):
+            if find_device(name) == card and is_visible(number, uuids.get(number, ""), visible):
+                return str(number)
+    return None
 
 
 def device_of_gpu(name: str, gpu: str) -> Device:

@@ -319,7 +319,7 @@ def find_packages(name: str, environ: Mapping[str, str] = os.environ) -> list[Pa
 
 
 def own_folders() -> tuple[Path, Path]:
-    """Return the folders of added wheels: beside this Python, and beside the user's store.
+    """Return the folders for `tuner list engines --add`: beside this Python and the user's store.
 
     The second is for people who must not write to the first.
     """

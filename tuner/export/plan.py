@@ -120,6 +120,7 @@ class ModelPlan:
 
     device: Device
     problems: Sequence[ProblemPlan]
+    not_known: Sequence[str] = ()  # families in words: the model may have problems of them
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -136,6 +137,11 @@ class ModelPlan:
     def summary(self) -> str:
         """Return the first line: how much there is to tune, and how long it takes."""
         wanted = [one for one in self.problems if one.to_tune]
+        if not wanted and self.not_known:
+            return (
+                f"not known: too little could be read of {' and '.join(self.not_known)}; "
+                "for the rest, servers here would read no tuned file"
+            )
         if not wanted:
             return "leave everything as it is: servers here would read no tuned file"
         known = [one.gpu_s for one in wanted if one.gpu_s is not None]

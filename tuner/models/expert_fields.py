@@ -7,10 +7,8 @@ from tuner.models.fields import Json, size
 # The first name that is present counts: if a model has two of them, the earlier is for routed
 # experts and the later for dense layers.
 EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
-INTERMEDIATE = (
-    *("moe_intermediate_size", "expert_hidden_dim", "expert_ffn_hidden_size"),
-    *("intermediate_size", "ffn_hidden_size"),
-)
+EXPERTS_WIDTH = ("moe_intermediate_size", "expert_hidden_dim", "expert_ffn_hidden_size")
+INTERMEDIATE = (*EXPERTS_WIDTH, "intermediate_size", "ffn_hidden_size")
 HIDDEN = ("moe_latent_size", "routed_expert_hidden_size", "hidden_size", "d_model")
 TOP_K = (
     *("num_experts_per_tok", "num_experts_per_token", "experts_per_token"),

@@ -10,7 +10,7 @@ import html
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from tuner.errors import MalformedCheckpoint, MalformedField
 
@@ -94,9 +94,14 @@ def size(fields: Json, names: tuple[str, ...]) -> int | None:
             value = value[0]
         if value is None:
             continue
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SIZE:
-            # Some models write different numbers for layers, which is not wrong.
+        if isinstance(value, list) and value and all(map(_is_size, value)):  # which is not wrong
+            raise MalformedCheckpoint(f"{name} differs between layers, which is not read here")
+        if not _is_size(value):
             error = MalformedCheckpoint if isinstance(value, list) else MalformedField
             raise error(f"{name} should be a whole number, not {value!r:.60}")
         return value
     return None
+
+
+def _is_size(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SIZE

@@ -61,7 +61,7 @@ class Model:
         return f"{self.dtype.value} {self.quantization} {self.detail}".rstrip()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields of `tuner list models --json`, without the many linear layers."""
+        """Return the fields of `tuner list models --json`: all but the many linear layers."""
         shown = {one.name: getattr(self, one.name) for one in fields(self)}
         for name in (
             "linears",

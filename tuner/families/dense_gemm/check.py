@@ -11,6 +11,7 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import read_any_fields
+from tuner.engines.dispatch import what_runs
 from tuner.engines.engine import Engine
 from tuner.errors import UnsupportedKernel
 from tuner.families.check import Check, CheckedEntry, CheckGroup, EntryToCheck, check_groups
@@ -77,11 +78,15 @@ def check_files(
 def check_problems(problems: Sequence[DenseGemm], device: Device, engine: Engine) -> GemmCheck:
     """Compile the entries that the engine would run for the problems: shipped entries or defaults.
 
-    Raises UnsupportedKernel if the engine has no kernel for a problem.
+    If another library runs a problem that has no file, nothing of the problem is compiled, and a
+    note says so. Raises UnsupportedKernel if the engine has no kernel for a problem.
     """
     gemm = gemm_engine(engine)
     groups = [_group_of_problem(problem, gemm, device) for problem in problems]
-    return check_groups(GemmCheck, groups, device, engine)
+    notes = [
+        f"{group.name}, so there is no entry to compile" for group in groups if not group.entries
+    ]
+    return check_groups(GemmCheck, groups, device, engine, notes)
 
 
 def ladder_warning(sizes: Mapping[int, Config]) -> str:
@@ -111,12 +116,18 @@ def _group_of_file(path: Path, gemm: GemmEngine, device: Device) -> CheckGroup[D
 def _group_of_problem(
     problem: DenseGemm, gemm: GemmEngine, device: Device
 ) -> CheckGroup[DenseGemm]:
-    """Group the entries of the file that the engine ships for the problem, else the engine's
-    defaults.
+    """Return the file that the engine ships for the problem, else its default.
+
+    The group has no entries if another library than Triton runs the problem without a file.
     """
     path = gemm.find_file(gemm.package_root, problem, device)
     if path is not None:
         return _group_of_file(path, gemm, device)
+    runs = what_runs(gemm.name, gemm.version, problem, device)
+    kernel = runs.without_us() if runs else None
+    if kernel and kernel.by_file:
+        name = f"{problem.spec()}: without a file, {gemm.name} {gemm.version} runs {kernel.name}"
+        return _group(name, problem, {}, gemm, device)
     kernels = gemm.lift(device.target.platform)
     first: dict[Config, int] = {}  # the engine's default is the same for most sizes
     for size in BATCH_SIZES:
