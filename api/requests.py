@@ -1,7 +1,7 @@
 """The fields of bodies.
 
-An unknown field is refused, and the nearest known one is named. No client can make this read a file
-of its choice.
+An unknown field is refused, and the nearest name is suggested. No client can make this module read
+a file of the client's choice.
 """
 
 from __future__ import annotations
@@ -124,23 +124,27 @@ class _SubmitJob(Strict):
     server_args: ServerFlags = ""
 
     def fields(self, options: Iterable[Option]) -> dict[str, Any]:
-        """The JSON values of the options' fields, without nulls."""
+        """Return the JSON values of the options' fields, without nulls."""
         values = self.model_dump(mode="json", include={option.name for option in options})
         return {name: value for name, value in values.items() if value is not None}
 
     def given(self) -> list[str]:
-        """The names of the fields that were sent with another value than their default."""
+        """List the names of the fields that were sent with another value than their default."""
         fields = type(self).model_fields.items()
         sent = self.model_fields_set
         return [n for n, f in fields if n in sent and getattr(self, n) != f.default]
 
     def canonical(self) -> bytes:
-        """The body as JSON text that is equal for equal requests, whatever their spelling was."""
+        """Return the body as JSON text that is equal for equal requests, whatever their spelling
+        was.
+        """
         return json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()
 
 
 def _family_fields() -> dict[str, Any]:
-    """The families' fields of a submission, by name. The first family with a name defines it."""
+    """Return the families' fields of a submission, by name. The first family with a name defines
+    it.
+    """
     every = (option for family in reversed(families()) for option in family.options)
     return {option.name: body_field(option) for option in every}
 
@@ -152,7 +156,7 @@ else:
 
 
 class _SubmitModel(_SubmitJob):
-    """A model to tune: a job for each of its problems that is worth it."""
+    """A model to tune: a job for each of its problems that is worth tuning."""
 
     families: FamiliesField = []
     problems: list[Name] = Field(
@@ -178,14 +182,14 @@ class RefusedJob:
     errors: Sequence[Mapping[str, Any]]  # Pydantic's, each of a text that was refused
 
     def canonical(self) -> bytes:
-        """As `SubmitJob.canonical`."""
+        """Return the job's JSON text, as `SubmitJob.canonical` does."""
         return json.dumps(self.values, sort_keys=True).encode()
 
 
 def _or_refused(
     values: Mapping[str, Any], read: ValidatorFunctionWrapHandler
 ) -> SubmitJob | RefusedJob:
-    """Let an unknown name refuse its job alone. What the schema forbids refuses the whole batch."""
+    """Let an unknown name refuse its job alone. A breach of the schema refuses the batch."""
     try:
         job: SubmitJob = read(values)
     except ValidationError as error:
@@ -212,11 +216,11 @@ class SubmitJobs(Strict):
     )
 
     def read(self) -> Sequence[SubmitJob | RefusedJob]:
-        """The jobs, and what became of the ones with unknown names."""
+        """Return the jobs; a job with unknown names is a RefusedJob."""
         return self.jobs
 
     def canonical(self) -> bytes:
-        """As `SubmitJob.canonical`."""
+        """Return the batch's JSON text, as `SubmitJob.canonical` does."""
         return b"[%s]" % b",".join(job.canonical() for job in self.read())
 
 
@@ -246,7 +250,7 @@ gpus = 8
 
 
 class BundleIn(Strict):
-    """What to pack, and for which cluster."""
+    """The cluster and the device to pack a bundle for."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"cluster": EXAMPLE_CLUSTER, "device": "L40S"}]}
@@ -317,7 +321,7 @@ class WatchIn(Strict):
 
 
 class HideIn(Strict):
-    """Which problem of a watch to hide, or to show again."""
+    """The problem of a watch to hide, or to show again."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"problem": EXAMPLE_PROBLEM}]})
 
@@ -326,7 +330,7 @@ class HideIn(Strict):
 
 
 class NightIn(Strict):
-    """How to do tonight's round."""
+    """The options of tonight's round."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"dry_run": True}]})
 

@@ -15,7 +15,7 @@ from tuner.problems.results import Status
 
 
 class RequestOut(BaseModel):
-    """What a job tunes; each family adds the fields that it was asked with."""
+    """The request of a job; each family adds its own fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -30,7 +30,7 @@ class RequestOut(BaseModel):
 
 
 class CostOut(BaseModel):
-    """What a job cost, in seconds."""
+    """The cost of a job, in seconds."""
 
     gpu_s: float = Field(description="That its GPUs were its own, added up over them.")
     gpu_idle_s: float = Field(description="Of these, neither checking nor timing anything.")
@@ -38,7 +38,7 @@ class CostOut(BaseModel):
 
 
 class StalledOut(BaseModel):
-    """What is known of a job whose worker sends no heartbeats. The job's state stays as it is."""
+    """The facts about a job whose worker sends no heartbeats. The job's state stays as it is."""
 
     worker: str = Field(description="The name of the worker that has the job.")
     heartbeat_at: datetime = Field(description="The last heartbeat.")
@@ -169,7 +169,7 @@ class PlanOut(BaseModel):
 
 
 class JobsOut(BaseModel):
-    """A page of jobs, in the order that was asked for."""
+    """A page of jobs, in the requested order."""
 
     jobs: list[JobOut]
     next: Next
@@ -185,7 +185,7 @@ class EventOut(BaseModel):
 
 
 class PointOut(BaseModel):
-    """What a configuration is for: a gemm of a fused-MoE layer, or a stage of attention."""
+    """The point of a configuration: a gemm of a fused-MoE layer, or a stage of attention."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -220,7 +220,7 @@ class TrialOut(ResultOut):
 
 
 class IncumbentOut(BaseModel):
-    """What the engine could run without this tuner."""
+    """A kernel that the engine could run without this tuner."""
 
     backend: str = Field(description="The library of the kernel. Only Triton's has a `config`.")
     config: dict[str, int]
@@ -260,7 +260,7 @@ class TrialsOut(BaseModel):
 
 
 class WinnersOut(BaseModel):
-    """What is published for a job's problem, in the environment it ran in."""
+    """The winners that are published for a job's problem, in the environment it ran in."""
 
     problem: str
     environment: EnvironmentOut | None = Field(description="Null until a worker has begun.")
@@ -274,7 +274,7 @@ class CurrentWinnersOut(BaseModel):
 
 
 class EnvironmentOut(BaseModel):
-    """What a time depends on. Fields are empty where nothing was measured on a GPU."""
+    """The environment of a time. Fields are empty if nothing was measured on a GPU."""
 
     device: str
     engine: str
@@ -287,7 +287,7 @@ class EnvironmentOut(BaseModel):
 
 
 class ResultHistoryOut(BaseModel):
-    """What is published for a problem on a device in one environment."""
+    """The winners that are published for a problem on a device in one environment."""
 
     environment: EnvironmentOut
     standing: str
@@ -297,7 +297,7 @@ class ResultHistoryOut(BaseModel):
 
 
 class ResultsOut(BaseModel):
-    """What is published for a problem on a device, the newest environment first."""
+    """The winners that are published for a problem on a device, the newest environment first."""
 
     problem: str
     family: str
@@ -315,7 +315,7 @@ class BestOut(PointOut):
 
 
 class IncumbentTimesOut(PointOut):
-    """A point to tune, and what the engine would run there without this tuner."""
+    """A point to tune, and the times there of the engine's own configurations."""
 
     point: str = Field(description="As the events of the job name it.")
     times_us: dict[str, float | None] = Field(
@@ -324,7 +324,7 @@ class IncumbentTimesOut(PointOut):
 
 
 class ProgressOut(BaseModel):
-    """How far a job's run has come."""
+    """The progress of a job's run."""
 
     trials: dict[str, int] = Field(description="Numbers of trials by their status.")
     best: list[BestOut]

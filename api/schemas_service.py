@@ -56,7 +56,7 @@ class KeyOut(BaseModel):
 
 
 class KeysOut(BaseModel):
-    """All keys, also the revoked ones."""
+    """All keys, including revoked keys."""
 
     keys: list[KeyOut]
 
@@ -85,7 +85,7 @@ class QueuedOut(BaseModel):
 
 
 class OutcomeOut(QueuedOut):
-    """A thing that a night queued, and what came of it."""
+    """A job that a night queued, and its outcome."""
 
     kind: Literal["missing", "stale", "revalidated"]
     state: JobState | None = Field(description="The job's present state; null without a job.")
@@ -117,14 +117,14 @@ class NightModelOut(BaseModel):
 
 
 class NotDoneOut(BaseModel):
-    """What a night could not do."""
+    """A part of a night that could not be done."""
 
     what: str
     why: str
 
 
 class RoundOut(BaseModel):
-    """When a round of a night was done."""
+    """The times of a round of a night."""
 
     began: datetime
     ended: datetime
@@ -133,7 +133,7 @@ class RoundOut(BaseModel):
 
 
 class SummaryOut(BaseModel):
-    """What a night did. One that was skipped has no lists, and a dry run queued no jobs."""
+    """The summary of a night. A skipped night has no lists, and a dry run queued no jobs."""
 
     schedule: str
     date: date
@@ -227,7 +227,7 @@ class DevicesOut(BaseModel):
 
 
 class ModelOut(BaseModel):
-    """A model known by name. Sizes are those of the whole model.
+    """A model known by name, with the sizes of the whole model.
 
     E, intermediate and top_k are 0 if it has no experts. `families` are the families of kernels
     that can be tuned for it.
@@ -259,7 +259,7 @@ class StatusOut(BaseModel):
 
 
 class HeldOut(BaseModel):
-    """What is stored for a problem in an environment."""
+    """The results that are stored for a problem in an environment."""
 
     device: str
     problem: str
@@ -280,14 +280,14 @@ class HeldOut(BaseModel):
 
 
 class HeldPageOut(BaseModel):
-    """A page of what is stored."""
+    """A page of stored results."""
 
     stored: list[HeldOut]
     next: Next
 
 
 class CellOut(BaseModel):
-    """What there is for a problem on a device."""
+    """The state of a problem on a device."""
 
     device: str
     state: CellState = Field(
@@ -303,7 +303,7 @@ class CellOut(BaseModel):
 
 
 class MatrixRowOut(BaseModel):
-    """A problem in an engine, and its cells; devices without any are left out."""
+    """A problem in an engine, and its cells; devices without a cell are left out."""
 
     problem: str
     engine: str
@@ -343,7 +343,7 @@ class WatchedOut(BaseModel):
 
 
 class WatchedPageOut(BaseModel):
-    """A page of what is watched."""
+    """A page of watched models."""
 
     watched: list[WatchedOut]
     next: Next
