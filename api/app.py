@@ -124,26 +124,25 @@ DESCRIPTION = """Finds, proves and stores launch configurations of LLM engines' 
 
 **Errors** are problem details (RFC 9457). `errors` points at each wrong field (RFC 6901).
 
-**Lists** come in pages: send the `next` of one page as `after`, with the same filters. On the last
-page `next` is null.
+**Lists** come in pages: send a page's `next` as `after`, with the same filters. On the last page
+`next` is null.
 
 **Rates.** After a 429 or 503, wait for `Retry-After` seconds.
 
 Times are in microseconds (`_us`), sizes in bytes (`_bytes`).
 """
 TAGS = {
-    "jobs": "Post tuning jobs, look at them, follow them and end them.",
-    "results": "What came of jobs: winners, trials, and the files that an engine loads.",
-    "coverage": "What is stored, what is watched, and what is still missing.",
-    "workers": "The worker processes, what each can do, whether it takes jobs, and the compile "
-    "results that they share.",
-    "keys": "Which keys there are; making, replacing and revoking them.",
+    "jobs": "Post tuning jobs, list them, follow them and cancel them.",
+    "results": "The results of jobs: winners, trials, and the files that an engine loads.",
+    "coverage": "Stored results, watched models, and problems that are still missing.",
+    "workers": "The worker processes: their abilities, and whether they take jobs.",
+    "keys": "List, create, rotate and revoke keys.",
     "tables": "The devices and models that are known by name.",
     "health": "For load balancers and Prometheus.",
 }
 _HEADERS: dict[str, dict[str, Any]] = {
     "X-Request-ID": {
-        "description": "The request's own, if it sent one; the server's log has it too.",
+        "description": "The id that the request sent, or a new id; the server's log has it too.",
         "schema": {"type": "string"},
         "example": "2ccf662ab06a1f80",
     },

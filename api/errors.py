@@ -67,7 +67,7 @@ class Mistake(BaseModel):
     """A mistake in a request."""
 
     pointer: str = Field(
-        description="Where: a JSON pointer into the body (RFC 6901), or a parameter's name.",
+        description="A JSON pointer into the body (RFC 6901), or a parameter's name.",
         examples=["/tp", "limit"],
     )
     detail: str
@@ -195,11 +195,11 @@ DISK_FULL = "the server's disk is full: its operator must make room"
 class ProblemDetails(BaseModel):
     """An error, in the form of RFC 9457."""
 
-    type: str = Field(description="about:blank, or a urn that names the kind of error.")
+    type: str = Field(description="about:blank, or a URN that names the kind of error.")
     title: str
     status: int
-    detail: str = Field(description="One line for people, naming the nearest valid choice.")
-    request_id: str = Field(description="As in the header X-Request-ID and the server's log.")
+    detail: str = Field(description="A sentence for people. It names the nearest valid choice.")
+    request_id: str = Field(description="The id in the header X-Request-ID and the server's log.")
     errors: list[Mistake] = []
 
 

@@ -186,7 +186,7 @@ DeviceName = Annotated[
         min_length=1,
         max_length=60,
         pattern=_DEVICE,
-        description="A GPU of GET /v1/devices, by any of its names.",
+        description="Any name of a GPU of GET /v1/devices.",
         examples=["L40S", "NVIDIA_H200"],
     ),
 ]
@@ -207,7 +207,7 @@ Cursor = Annotated[
         min_length=1,
         max_length=400,
         pattern=r"^[A-Za-z0-9_-]+$",
-        description="`next` of the page before.",
+        description="The `next` of the page before.",
     ),
 ]
 
@@ -227,7 +227,7 @@ EngineSpec = Annotated[
         {
             "type": "string",
             "pattern": rf"^({'|'.join(engine_names())})(==[0-9][A-Za-z0-9.+]{{0,30}})?$",
-            "description": "An engine, or exactly one version of it.",
+            "description": "An engine, or an exact version of it.",
             "examples": ["sglang", "sglang==0.5.16"],
         }
     ),

@@ -169,7 +169,7 @@ def make_first_key(keys: KeyStore, environ: Mapping[str, str]) -> bool:
     if environ.get(KEY_VARIABLE):
         raise BadInput(
             f"{KEY_VARIABLE} is set, and the store has no key: unset it, and `tuner serve` makes a "
-            f"key; or make one with {ADD}"
+            f"key; or make a key with {ADD}"
         )
     path, written = key_path(environ), []
 
@@ -253,7 +253,7 @@ def check_keys(
         if not keys.any_ever() and make_first_key(keys, environ):
             path = key_path(environ)
             return KeyPolicy(
-                f"Every request needs a key. A first one, of scope admin, is in {path}.",
+                f"Every request needs a key. The first key, of scope admin, is in {path}.",
                 path,
                 LOCAL,
             )
@@ -269,24 +269,24 @@ def _refuse_no_auth(keys: KeyStore, host: str) -> None:
     if keys.any_ever():
         raise BadInput(
             "--no-auth is refused, because the store has or had keys: leave it out, and use a key "
-            f"({ADD} makes one)"
+            f"({ADD} makes a key)"
         )
 
 
 def _key_policy(keys: KeyStore, environ: Mapping[str, str]) -> KeyPolicy:
     if not keys.any():
-        return KeyPolicy(f"Every request needs a key, and none is valid: {ADD} makes one.")
+        return KeyPolicy(f"Every request needs a key, and none is valid: {ADD} makes a key.")
     try:
         mine = api_key(environ)
     except BadInput as error:
         return KeyPolicy(f"Every request needs a key. The command line has none: {error}.")
     if mine is None:
-        return KeyPolicy(f"Every request needs a key. The command line has none: {ADD} makes one.")
+        return KeyPolicy(f"Every request needs a key. The command line has none: {ADD} makes it.")
     where = KEY_VARIABLE if environ.get(KEY_VARIABLE) else key_path(environ)
     key = keys.find(mine)
     if key is None or key.state(utc_now()) is not KeyState.VALID:
         return KeyPolicy(
-            f"Every request needs a key. The one in {where} is not valid: {ADD} makes one."
+            f"Every request needs a key. The key in {where} is not valid: {ADD} makes a key."
         )
     file = where if isinstance(where, Path) else None
     return KeyPolicy(

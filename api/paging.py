@@ -40,7 +40,7 @@ from tuner.tuning.request import Effort
 from workers.coverage import WatchedFilter
 from workers.watches import check_model
 
-Next = Annotated[str | None, Field(description="`after` of the next page; null on the last.")]
+Next = Annotated[str | None, Field(description="The next page's `after`; null on the last page.")]
 
 
 class Page(Strict):
@@ -64,10 +64,10 @@ class JobPage(Page):
         None, description="A part of the model's name in the job's request, in either case."
     )
     client: Name | None = Field(
-        None, description="Who posted it first: a key's name, nightly or local."
+        None, description="The first client that posted it: a key's name, nightly or local."
     )
     state: list[JobState] = Field(
-        [], max_length=len(JobState), description="One of these, as state=failed&state=dead."
+        [], max_length=len(JobState), description="Any of these states: state=failed&state=dead."
     )
 
     def query(self) -> JobQuery:
@@ -90,11 +90,11 @@ class MatrixPage(Page):
     """The problems to show by device."""
 
     q: Name | None = Field(None, description="Words of a problem's text or of its models' names.")
-    family: Name | None = Field(None, description="Like fused_moe.")
+    family: Name | None = Field(None, description="A family, such as fused_moe.")
     state: CellState | None = Field(
-        None, description="nothing: problems that lack a cell of one of these devices, or of all."
+        None, description="nothing: problems that lack a cell of any of these devices, or of all."
     )
-    device: list[DeviceName] = Field([], max_length=100, description="Several may be given.")
+    device: list[DeviceName] = Field([], max_length=100, description="Repeat it for several.")
     order: MatrixOrder = MatrixOrder.NAME
 
     def wanted(self) -> RowFilter:
@@ -120,8 +120,8 @@ class WatchedPage(Page):
     """The watched models to list."""
 
     device: DeviceName | None = None
-    model: Name | None = Field(None, description="As the watch names it.")
-    family: Name | None = Field(None, description="Like fused_moe.")
+    model: Name | None = Field(None, description="The model's name in the watch.")
+    family: Name | None = Field(None, description="A family, such as fused_moe.")
     limit: int = Field(20, ge=1, le=100)
 
     def wanted(self) -> WatchedFilter:
@@ -139,8 +139,8 @@ class ExportIn(Strict):
     server_args: str = Field(
         "",
         max_length=SERVER_ARGS,
-        description="Flags and variables that servers are started with. They decide what runs "
-        "without the files, and so which files are faster and are exported.",
+        description="Flags and variables that servers are started with. They decide which kernels "
+        "run without the files, and so which files are faster and are exported.",
     )
 
 

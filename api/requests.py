@@ -66,8 +66,8 @@ Architecture = Annotated[
     Field(
         max_length=200,
         pattern=r"^\w*$",
-        description="The class of a problem's model, as its config.json names it; it may say which "
-        "kernel servers run. Of a model by its name or config.json it is known.",
+        description="The class of a problem's model, as its config.json names it; servers may "
+        "choose kernels by it. It is known if `model` is a model's name or config.json.",
     ),
 ]
 Checkpoint = Annotated[
@@ -75,7 +75,7 @@ Checkpoint = Annotated[
     Field(
         max_length=200,
         pattern=PLAIN,
-        description="Likewise how it stores experts, as the request of a job has it.",
+        description="How the model's checkpoint stores experts, as in the request of a job.",
     ),
 ]
 FamiliesField = Annotated[
@@ -83,8 +83,8 @@ FamiliesField = Annotated[
     refusing(families_named),
     Field(
         max_length=20,
-        description="Names of families, as GET /v1/models has them, or all: their problems, also "
-        "if servers read no files for them. Default: all problems whose files servers read.",
+        description="Names of families in GET /v1/models, or all: tune their problems, also if "
+        "servers read no files for them. Default: all problems whose files servers read.",
         examples=["all", ["fused_moe", "attention"]],
     ),
 ]
@@ -92,8 +92,8 @@ ServerFlags = Annotated[
     str,
     Field(
         max_length=SERVER_ARGS,
-        description="Flags and variables that servers are started with. What decides which kernel "
-        "they run is kept.",
+        description="Flags and variables that servers are started with. The job keeps those that "
+        "decide which kernel servers run.",
     ),
 ]
 
@@ -111,14 +111,14 @@ class _SubmitJob(Strict):
         description="A model's name, as below, or the object of its config.json."
     )
     device: KnownDevice
-    name: Name | None = Field(None, description="What to call the model in lists.")
+    name: Name | None = Field(None, description="The model's name in lists.")
     tp: Count = Field(1, description="Tensor-parallel size.")
     dtype: Dtype | None = Field(None, description="Default: the model's own.")
     engine: EngineSpec = "sglang"
     measure: Measure = "gpu"
     effort: Effort = Effort.STANDARD
     seed: Seed = 0
-    urgent: Flag = Field(False, description="Put it before the jobs that wait.")
+    urgent: Flag = Field(False, description="Queue the job before other waiting jobs.")
     architecture: Architecture = ""
     checkpoint: Checkpoint = ""
     server_args: ServerFlags = ""
@@ -160,7 +160,7 @@ class _SubmitModel(_SubmitJob):
 
     families: FamiliesField = []
     problems: list[Name] = Field(
-        [], max_length=100, description="Only these of them, as GET /v1/plan has them."
+        [], max_length=100, description="Tune only these problems, as in GET /v1/plan."
     )
 
 
@@ -259,12 +259,12 @@ class BundleIn(Strict):
     cluster: str = Field(
         min_length=1,
         max_length=CLUSTER_CHARS,
-        description="The text of a cluster.toml; see `tuner bundle`.",
+        description="The text of a cluster.toml, as `tuner bundle` reads it.",
     )
     device: KnownDevice
     allow_predicted: Annotated[Flag, Field(description="Pack predicted winners too.")] = False
     allow_missing: Annotated[
-        Flag, Field(description="Pack without all files that the servers ask for.")
+        Flag, Field(description="Pack even if files are missing that the servers ask for.")
     ] = False
 
 
@@ -286,13 +286,13 @@ class KeyIn(Strict):
         "submit",
         max_length=40,
         pattern=SCOPES,
-        description="read, submit or admin; `submit,urgent` lets its jobs go before waiting ones.",
+        description="read, submit or admin; `submit,urgent` allows jobs before other waiting jobs.",
     )
     expires: Annotated[str | None, refusing(_ends)] = Field(
         None,
         max_length=20,
         pattern=ENDS,
-        description="90d, or a date at whose beginning (UTC) it ends; null: never.",
+        description="A number of days such as 90d, or a date, at 00:00 UTC; null: never.",
     )
 
 
@@ -326,7 +326,7 @@ class HideIn(Strict):
     model_config = ConfigDict(json_schema_extra={"examples": [{"problem": EXAMPLE_PROBLEM}]})
 
     problem: Name = Field(description="A problem's text.")
-    hidden: Annotated[Flag, Field(description="false: keep it tuned again.")] = True
+    hidden: Annotated[Flag, Field(description="false: keep the problem tuned again.")] = True
 
 
 class NightIn(Strict):
@@ -335,6 +335,6 @@ class NightIn(Strict):
     model_config = ConfigDict(json_schema_extra={"examples": [{"dry_run": True}]})
 
     dry_run: Annotated[
-        Flag, Field(description="Answer what would be queued, and queue nothing.")
+        Flag, Field(description="List the jobs that would be queued, and queue nothing.")
     ] = False
-    force: Annotated[Flag, Field(description="Do it again if it was done today.")] = False
+    force: Annotated[Flag, Field(description="Repeat the round if it was done today.")] = False

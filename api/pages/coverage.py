@@ -258,7 +258,7 @@ def _ticked(form: Mapping[str, str]) -> list[Gap]:
     names = [name.split(" ", 2) for name, value in form.items() if value == "true"]
     gaps = [Gap(*parts) for parts in names if len(parts) == 3]
     if not gaps:
-        raise BadInput("no box is ticked: go back, and tick what is to be tuned")
+        raise BadInput("no box is ticked: go back, and tick the problems to tune")
     if len(gaps) > MOST_JOBS:
         raise BadInput(f"{len(gaps)} boxes are ticked: at most {MOST_JOBS} can be queued at once")
     return gaps

@@ -176,7 +176,7 @@ def queue_plan(request: Request, form: Posted, caller: Submitter, api: ApiDep) -
     ticked = [name.removeprefix(_TICK) for name in form if name.startswith(_TICK)]
     given = {name: value for name, value in form.items() if not name.startswith(_TICK)}
     if not ticked:
-        return _plan(request, caller, api, given, "no box is ticked: tick what is to be tuned")
+        return _plan(request, caller, api, given, "no box is ticked: tick the problems to tune")
 
     def answer(body: Mapping[str, Any]) -> Response:
         asked = SubmitModel.model_validate({**body, "problems": ticked})

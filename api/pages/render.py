@@ -333,7 +333,7 @@ def log_in_first(request: Request, form: Mapping[str, str]) -> Response:
     """Return the log in for a form whose session has ended; the form's fields wait in it."""
     kept = {name: value for name, value in form.items() if name != "proof"}
     again = checked_return(request.scope["path"][1:])
-    text = "Your session has ended. Log in, and what you filled in is there again."
+    text = "Your session has ended. Log in, and the form has your input again."
     return login_form(request, 401, problem=text, again=again, kept=kept)
 
 

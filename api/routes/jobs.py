@@ -46,7 +46,7 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=200,
         pattern=r"^[!-~]+$",
-        description="Any text that identifies this submission: sent twice, it makes one job.",
+        description="Any text that identifies this submission: a repetition makes no second job.",
     ),
 ]
 
@@ -94,7 +94,7 @@ def submit_job(
     response_model_exclude_unset=True,
     responses={
         **responses(409, 415),
-        200: {"description": "An answer for each job. All accepted ones are in the store."},
+        200: {"description": "An answer for each job. All accepted jobs are in the store."},
     },
 )
 def submit_jobs(
@@ -231,7 +231,7 @@ def _answer(answer: Submitted, notes: Sequence[str], api: Api) -> dict[str, Any]
 
 
 Everyone = Annotated[
-    bool, Query(description="End it for all of its clients; this needs a key of scope admin.")
+    bool, Query(description="End the job for all its clients; this needs a key of scope admin.")
 ]
 
 
@@ -266,8 +266,8 @@ def get_job(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
     response_model_exclude_unset=True,
     responses={
         **responses(404),
-        200: {"description": "It has ended, or it goes on for the clients that it names."},
-        202: {"model": JobOut, "description": "Its worker was asked to stop."},
+        200: {"description": "The job has ended, or it goes on for the clients that it names."},
+        202: {"model": JobOut, "description": "The job's worker was asked to stop."},
     },
 )
 def cancel_job(
@@ -320,7 +320,7 @@ LastEventId = Annotated[
     Header(
         ge=0,
         lt=1 << 31,
-        description="The last event received: the stream goes on after it.",
+        description="The id of the last event received: the stream goes on after it.",
     ),
 ]
 
@@ -330,7 +330,7 @@ After = Annotated[
     Query(
         ge=0,
         lt=1 << 31,
-        description="As Last-Event-ID, for a client that cannot send it. The header counts more.",
+        description="For clients that cannot send Last-Event-ID, which takes precedence.",
     ),
 ]
 

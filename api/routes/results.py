@@ -176,19 +176,19 @@ def _histories(found: Sequence[Winner], api: Api) -> list[dict[str, Any]]:
 ExportDevice = Annotated[str, InPath(max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9 _-]*$")]
 _EXPORT_HEADERS = {
     "ETag": {
-        "description": "Of the bytes. If-None-Match takes it, weak ones, lists of them, and *.",
+        "description": "The tag of the bytes. If-None-Match takes strong and weak tags, lists of "
+        "tags, and *.",
         "schema": {"type": "string"},
     },
     "X-Tuner-Left-Out": {
-        "description": "How many stored problems the export lacks, because they are only "
-        "predicted, no server could load them, several ask for one file, or what runs without "
-        "them is not slower. "
-        "`provenance/left_out,device_name=NAME.jsonl` in it lists them.",
+        "description": "The number of stored problems that the export lacks, because they are only "
+        "predicted, no server could load them, several ask for the same file, or servers are as "
+        "fast without them. `provenance/left_out,device_name=NAME.jsonl` in it lists them.",
         "schema": {"type": "integer"},
     },
     "X-Tuner-Server-Flags": {
-        "description": "The flags and variables that the files need, besides `server_args`: they "
-        "were measured to be faster with them. Empty where none are needed.",
+        "description": "The flags and variables that the files need, besides `server_args`: the "
+        "files were measured to be faster with them. Empty if none are needed.",
         "schema": {"type": "string"},
     },
 }
@@ -200,11 +200,11 @@ _EXPORT_HEADERS = {
     responses={
         **responses(404, 409, 507),
         200: {
-            "description": "The files, under one folder; equal stores give equal bytes.",
+            "description": "A tar of the files in a folder; equal stores give equal bytes.",
             "content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}},
             "headers": _EXPORT_HEADERS,
         },
-        304: {"description": "Equal to what If-None-Match names."},
+        304: {"description": "If-None-Match names the present tag."},
     },
 )
 async def download_export(
