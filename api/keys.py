@@ -35,7 +35,7 @@ MOST_WRONG = 30  # keys from one address in WINDOW_S
 WINDOW_S = 60.0
 LOGGED = 3  # wrong keys from one address that get a line each; the others are summed up
 FRESH_S = 2.0  # a revoked key is refused after so long at most
-ADD = "`tuner keys add NAME --scope admin`"  # for messages
+ADD = "`tuner admin keys create NAME --scope admin`"  # for messages
 
 
 def counted(address: str) -> str:

@@ -58,7 +58,15 @@ def test_a_sqlite_file_survives_its_neighbours(compile_cache, size):
     assert f"| jobs accepted over HTTP | {size.split()[1]} (" in said
     for what in ("API", "worker", "tuning process"):
         assert all(blow.format(what) in said for blow in BLOWS[size])
-    for command in ("keys add", "keys list", "jobs", "coverage", "nightly", "export", "tune"):
+    for command in (
+        "keys create",
+        "keys list",
+        "jobs",
+        "coverage",
+        "nightly run",
+        "export",
+        "tune",
+    ):
         assert re.search(rf"beside the service \| .*[0-9] {command}\b", said)
 
 

@@ -26,6 +26,7 @@ from worker_processes import wait_for as wait_until
 
 from api.settings import read_api_settings
 from tuner.devices.here import VISIBLE
+from tuner.engines.engine import find_engine
 from tuner.errors import BadInput
 from tuner.files import parse_toml
 from tuner.measure import gpu_lock
@@ -201,6 +202,27 @@ def test_the_dockerfiles_copy_what_is_there(name):
     assert re.findall(r"^USER (\w+)$", text, re.MULTILINE)[-1] == "10001"
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_image_has_the_engine_releases_that_it_is_built_for(tmp_path, broken):
+    """A release that cannot be added ends the build."""
+    text = (ROOT / "docker" / "api.Dockerfile").read_text()
+    (release,) = re.findall(r"^ARG ENGINE=(\S+)$", text, re.MULTILINE)
+    assert find_engine(release).version == release.partition("==")[2]
+    (loop,) = re.findall(r"^RUN (for (?:.*\\\n)+.*)$", text, re.MULTILINE)
+    tuner = tmp_path / "tuner"
+    tuner.write_text(f'#!/bin/sh\necho "$@"\n! {str(broken).lower()}\n')
+    tuner.chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-c", loop.replace("/opt/tuner/bin/tuner", str(tuner))],
+        env={"ENGINE": f"{release} vllm==0.33.0", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+    )
+    added = [release] if broken else [release, "vllm==0.33.0"]
+    assert done.stdout == "".join(f"list engines --no-triton --add {one}\n" for one in added)
+    assert done.returncode == broken
+
+
 def test_secrets_are_made_once_and_are_the_owners(secrets):
     before = {path: path.read_text() for path in secrets.iterdir()}
     subprocess.run(["sh", ROOT / "docker" / "make_secrets.sh", secrets], check=True)
@@ -289,8 +311,10 @@ def processes(secrets, tmp_path, empty_postgres_url, run_folder):
 
 
 def test_its_commands_make_a_service(processes, secrets):
-    assert "the key of admin is stored\n" in processes.run("migrate")
-    assert "the key of admin is stored already\n" in processes.run("migrate")  # at the next `up`
+    assert "the key of admin is stored\n" in processes.run("admin", "migrate")
+    assert "the key of admin is stored already\n" in processes.run(
+        "admin", "migrate"
+    )  # at the next `up`
     api = processes.start("api")
     beat = processes.start("beat")
     worker = processes.start("worker-cpu")

@@ -100,6 +100,11 @@ class TestSessions:
             other = "http" if secure else "https"
             assert visitor.send("GET", "/jobs", X_Forwarded_Proto=other).status == 303
 
+    def test_the_page_says_where_a_key_comes_from(self, server: Server) -> None:
+        page = server.call("GET", "/login", key="", headers={"Accept": "text/html"}).body.decode()
+        assert "<code>tuner admin keys create NAME</code> makes another" in page
+        assert "ask whoever runs this service for a key" in page
+
     def test_what_is_no_key_is_refused_and_guessing_is_slowed(
         self, server: Server, keys: KeyStore
     ) -> None:
