@@ -28,10 +28,9 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from api.addresses import counted
 from api.app import create_app
 from api.errors import problem_response
-from api.key_policy import KeyPolicy, check_keys
+from api.keys import KeyPolicy, check_keys, counted
 from api.pages.browser import HEALTH_PATHS, VALID_S
 from api.settings import COOKIE_BYTES, HEAD_BYTES, HEADERS, ApiSettings
 from tuner.errors import BadInput
@@ -486,7 +485,7 @@ def _greeting(
         yield "Try it in another terminal:"
         yield f"    curl {key}{command_line(f'{url}/v1/jobs')}"
         yield f"    {export_line('TUNER_SERVER', url)}; tuner jobs"
-    first = "make a key with `tuner keys add NAME --scope admin`, then " if no_auth else ""
+    first = "make a key with `tuner admin keys create NAME --scope admin`, then " if no_auth else ""
     serve = "run `tuner serve --host 0.0.0.0` behind a proxy with TLS"
     yield f"To let other machines in: {first}stop it and {serve}."
 

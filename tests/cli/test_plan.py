@@ -51,7 +51,7 @@ def test_a_shipped_file_for_another_triton_and_the_next_command_are_told(env):
     words = ("--tp", "16", "--device", "H200", "--engine", "sglang==0.5.16")
     done = run("plan", "kimi-k2", *words, env=env)
     said = " ".join(done.stdout.split())
-    assert "was tuned with Triton 3.3.1, and this release runs another one" in said
+    assert "was tuned with Triton 3.3.1, and this release runs another Triton" in said
     served = "--device H200 --tp 16 --engine sglang==0.5.16"
     assert f"tuner tune kimi-k2 {served} --all" in done.stderr
     plan = planned(env, "deepseek-r1", "--tp", "8", "--engine", "sglang==0.5.16")
@@ -275,7 +275,7 @@ def test_what_is_not_predicted_is_left_out_in_one_line_or_refused(monkeypatch):
     assert line.startswith("left out attention: ")
     names = {request.problem.family for request in asked}
     assert "fused_moe" in names and not any("attention" in name for name in names)
-    alone = CliRunner().invoke(app, [*tuned, *triton, "--attention"])
+    alone = CliRunner().invoke(app, [*tuned, *triton, "--family", "attention"])
     assert alone.exit_code == 2
     assert "measure them on a GPU, with the same command and --measure gpu" in alone.stderr
 

@@ -152,8 +152,8 @@ def _row_text(table: str, row: sqlite3.Row) -> str:
 
 
 def tables_of_names(run: Run) -> None:
-    run.tuner("devices", "--json")
-    run.tuner("models", "--json")
+    run.tuner("list", "devices", "--json")
+    run.tuner("list", "models", "--json")
 
 
 def moe_replayed(run: Run) -> None:
@@ -185,12 +185,12 @@ def checked(run: Run) -> None:
     name = "E=256,N=256,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json"
     (run.folder / name).write_text(json.dumps({"64": big}))
     run.tuner("check", name, "--device", "L40S", "--engine", ENGINE, "--json", code=1)
-    model = ("check", "--attention", "deepseek-r1", "--tp", "8", "--device", "L40S", "--json")
+    model = ("check", "deepseek-r1", "--tp", "8", "--device", "L40S", "--json")
     run.tuner(*model, "--engine", "sglang==0.4.4", code=1)
 
 
 def amd(run: Run) -> None:
-    """An AMD card: its sidecars say that the model was never held against one."""
+    """An AMD card: its sidecars say that the model was never compared with one."""
     for spec, size in ((INT8_LAYER, "64"), (GEMM, "24")):
         run.tuner(*_predict(spec, "MI300X"), "--batch-sizes", size)
     run.export("MI300X", "out", "--allow-predicted", "--server-args", "SGLANG_USE_AITER=0")
@@ -208,7 +208,7 @@ def existing_store(run: Run) -> None:
     run.export("H200", "h200")
     run.export("L40S", "l40s", "--allow-predicted", *ON_TRITON)
     run.tuner("jobs", "--json")
-    run.tuner("keys", "list", "--json")
+    run.tuner("admin", "keys", "list", "--json")
     run.keep_store()
 
 
@@ -242,7 +242,7 @@ def deployed(run: Run) -> None:
 def submitted(run: Run) -> None:
     """Jobs in a local store, and their requests as they are stored."""
     for options in _JOBS:
-        run.tuner("submit", *options, "--engine", ENGINE, "--json")
+        run.tuner("jobs", "submit", *options, "--engine", ENGINE, "--json")
     listed = json.loads(run.tuner("jobs", "--json", keep=False))
     # Jobs of one millisecond are listed in any order.
     listed.sort(key=lambda job: json.dumps(job["request"]))
@@ -266,10 +266,11 @@ _CONFIG = (
     *("GROUP_SIZE_M", "num_warps", "num_stages"),
 )
 _SIDES = ("before", "after")
+_OF_ATTENTION = ("--family", "attention", "--workload", "offline")
 _JOBS = (
-    (LAYER, "--device", "H200", "--batch-sizes", "2,16", "--effort", "quick", "--seed", "3"),
+    (LAYER, "--device", "H200", "--batch-sizes", "2,16", "--effort", "quick"),
     (INT8_LAYER, "--device", "L40S", "--measure", "predict", "--urgent"),
-    ("deepseek-r1", "--tp", "8", "--device", "H200", "--attention", "--workload", "offline"),
+    (*("deepseek-r1", "--tp", "8", "--device", "H200"), *_OF_ATTENTION),
 )
 
 
@@ -347,9 +348,9 @@ def make_store(folder: Path) -> None:
         run.tuner(*_replay_attention(spec, f"{spec.partition(':')[0]}.csv.gz"))
     run.tuner(*_predict(INT8_LAYER), "--batch-sizes", "1,64")
     for options in _JOBS:
-        run.tuner("submit", *options, "--engine", ENGINE)
+        run.tuner("jobs", "submit", *options, "--engine", ENGINE)
     (folder / "token").write_text("a-key-of-the-tests-0123456789abcdef\n")
-    run.tuner("keys", "add", "tests", "--token-file", "token")
+    run.tuner("admin", "keys", "create", "tests", "--token-file", "token")
     with contextlib.closing(sqlite3.connect(run.store)) as connection:
         connection.execute("pragma journal_mode = delete")
         connection.execute("vacuum")

@@ -18,7 +18,8 @@ from api.requests import SubmitJob
 from api.settings import ApiSettings
 from tuner.cli.commands import app
 from tuner.cli.family_options import FamilyChoice
-from tuner.cli.targets import TargetOptions, read_command_target, targets_and_settings
+from tuner.cli.problems import TargetOptions, targets_and_settings
+from tuner.cli.targets import read_command_target
 from tuner.devices.table import find_device
 from tuner.engines.dispatch import what_runs
 from tuner.engines.settings import of_model, server_settings, settings_kept, settings_to_keep
@@ -81,8 +82,18 @@ def test_a_posted_job_has_the_class(server, subtests):
 
 def test_a_submitted_job_has_the_class_here_and_on_a_server(server, store_url, monkeypatch):
     monkeypatch.setenv("TUNER_DATABASE_URL", store_url)
-    words = ["submit", NANO.name, "--device", "H100", "--engine", ENGINE, "--measure", "predict"]
-    words += ["--families", "fused_moe"]
+    words = [
+        "jobs",
+        "submit",
+        NANO.name,
+        "--device",
+        "H100",
+        "--engine",
+        ENGINE,
+        "--measure",
+        "predict",
+    ]
+    words += ["--family", "fused_moe"]
     here = CliRunner().invoke(app, [*words, "--json"])
     there = CliRunner().invoke(app, [*words, "--json", "--server", server.url])
     for done in (here, there):
@@ -153,7 +164,7 @@ def commanded(
     named = read_command_target(model)
     flags = named.settings(server_args)
     asked = TargetOptions(named, find_device(device), name, version, 8, flags=flags)
-    targets, found = targets_and_settings(asked, FamilyChoice(None, {}), every=True)
+    targets, found = targets_and_settings(asked, FamilyChoice((), {}), every=True)
     return ((problem, found) for target in targets for problem in target.problems)
 
 
@@ -188,7 +199,7 @@ def test_a_job_and_a_command_expect_the_same_of_servers(device):
             jobs = [
                 new_request(p, device, engine, server=settings_to_keep(name, p, flags))
                 for p, flags in by_command.items()
-            ]  # as `tuner submit --all` makes them
+            ]  # as `tuner jobs submit --all` makes them
             with suppress(BadInput):  # without experts, or with several kinds, or too many
                 jobs += jobs_of(model.name, device, engine)
             for job in jobs:

@@ -16,10 +16,10 @@ from fastapi.routing import APIRoute
 from test_pages import SCRIPT
 from visitor import FORM, Visitor
 
+from api.keys import MOST_WRONG, TooManyWrong
 from api.pages import compare, coverage, exports, fleet, jobs, login, render, results
 from api.pages.browser import VALID_S, LoginLinks, checked_return
 from api.settings import ApiSettings
-from api.wrong_keys import MOST_WRONG, TooManyWrong
 from tuner.errors import BadInput
 from tuner.store.api_key import key_hash
 from tuner.store.database import Database

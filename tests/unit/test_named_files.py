@@ -21,7 +21,7 @@ LIMIT = "triton.runtime.errors.OutOfResources: out of resource: shared memory, R
 
 def commands(found: Diagnosis) -> list[str]:
     words = [word for answer in found.as_json()["found"] for word in answer["commands"]]
-    return [word for word in words if not word.startswith("tuner engines add ")]
+    return [word for word in words if not word.startswith("tuner list engines --add ")]
 
 
 def names(found: Diagnosis) -> list[str]:
@@ -138,7 +138,7 @@ def test_a_config_json_of_the_command_line_gets_commands_that_work(tmp_path):
     options = "--tp 2 --device L40S --engine sglang==0.5.99"
     assert commands(found) == [
         f"tuner tune {config} {options}",
-        f"tuner tune {config} --attention {options}",
+        f"tuner tune {config} --family attention {options}",
     ]
     assert "the linear layers of" in found.as_text()  # are not known
     unknown = diagnose_text(log, Hints(model="somebody/his-own", tp=2))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tuner.cli import complete
-from tuner.cli.app import app, command, guarded, print_json, refuse_foreign, say, show
+from tuner.cli.app import command_of, group, print_json, refuse_foreign, say, show
 from tuner.cli.options import (
     EffortName,
     EngineSpec,
@@ -24,7 +24,6 @@ from tuner.cli.options import (
     ServerArgs,
 )
 from tuner.devices.table import find_device
-from tuner.errors import BadInput
 from tuner.problems.options import parse_batch_sizes
 from tuner.render import columns, printable
 
@@ -34,15 +33,20 @@ if TYPE_CHECKING:
 
 AGAIN = "may be given again"
 
-watches = typer.Typer(
-    name="watches", help="List, add and remove watches: what is kept tuned every night."
+nightly = group(
+    "nightly", "Keep models tuned: a watch names models, and a night queues what they need."
 )
-app.add_typer(watches)
+watches = group(
+    "watches",
+    "List, add and remove watches: models that are kept tuned. Without a command: list them.",
+    of=nightly,
+    lists=True,
+)
 
 
 @contextlib.contextmanager
 def open_watching(server: str | None, settings: Settings | None = None) -> Iterator[Watching]:
-    """The watches, coverage and nights of the local store, or of a server."""
+    """Open the watches, coverage and nights of the local store, or of a server."""
     if server is not None:
         import os
 
@@ -60,15 +64,9 @@ def open_watching(server: str | None, settings: Settings | None = None) -> Itera
         yield LocalWatching(settings, store)
 
 
-@watches.callback(invoke_without_command=True)
-@guarded
-def list_watches(context: typer.Context, server: Server = None, as_json: Json = False) -> None:
+@command_of(watches, "list")
+def list_watches(server: Server = None, as_json: Json = False) -> None:
     """List the watches that were added; a nightly.toml may have more."""
-    if context.invoked_subcommand is not None:
-        source = context.get_parameter_source("server")  # TUNER_SERVER is no option
-        if as_json or (source and source.name == "COMMANDLINE"):
-            raise BadInput(f"write options behind `{context.invoked_subcommand}`")
-        return
     with open_watching(server) as watching:
         found = watching.watches()
     if as_json:
@@ -76,18 +74,17 @@ def list_watches(context: typer.Context, server: Server = None, as_json: Json = 
     elif found:
         typer.echo("\n".join(map(_watch_text, found)))
     else:
-        say("no watch was added: `tuner watches add` adds one")
+        say("no watch was added: `tuner nightly watches add` adds one")
 
 
-@watches.command("add")
-@guarded
+@command_of(watches, "add")
 def add_watch(
     models: Annotated[
         list[str],
         typer.Argument(
             metavar="MODEL|PROBLEM...",
             autocompletion=complete.models,
-            help="Models of `tuner models`, or problems.",
+            help="Models of `tuner list models`, or problems.",
         ),
     ],
     device: Annotated[
@@ -110,7 +107,7 @@ def add_watch(
     measure: Measure = "gpu",
     effort: EffortName = "standard",
     server_args: ServerArgs = "",
-    families: Families = "",
+    family: Families = "",
     server: Server = None,
     as_json: Json = False,
 ) -> None:
@@ -121,7 +118,7 @@ def add_watch(
     lists = {"models": models, "devices": device, "tp": tp, "ep": ep, "dtypes": dtype}
     watch: dict[str, Any] = {name: value for name, value in lists.items() if value}
     watch |= {"engine": engine, "measure": measure, "effort": effort}
-    if names := read_family_names(families):
+    if names := read_family_names(family):
         watch["families"] = names if isinstance(names, str) else list(names)
     if server_args:
         watch["server_args"] = server_args
@@ -138,10 +135,11 @@ def add_watch(
     show(as_json, lambda: added, lambda: _watch_text(added))
 
 
-@watches.command("remove")
-@guarded
+@command_of(watches, "remove")
 def remove_watch(
-    watch_id: Annotated[int, typer.Argument(metavar="ID", help="As `tuner watches` lists it.")],
+    watch_id: Annotated[
+        int, typer.Argument(metavar="ID", help="As `tuner nightly watches` lists it.")
+    ],
     server: Server = None,
 ) -> None:
     """Stop keeping a watch's models tuned. What is stored stays."""
@@ -149,7 +147,7 @@ def remove_watch(
         watching.remove_watch(watch_id)
 
 
-@command
+@command_of(nightly, "coverage")
 def coverage(
     device: OneDevice = None,
     watched: Annotated[
@@ -158,7 +156,10 @@ def coverage(
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Show what is tuned and what is stale; with --watched, also what is missing."""
+    """Show which problems are tuned and which are stale.
+
+    With --watched, also show which are missing.
+    """
     name = find_device(device).name if device else None
     with open_watching(server) as watching:
         rows = list(watching.watched(name) if watched else watching.stored(name))
@@ -211,7 +212,7 @@ def _watched_text(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _sections(texts: Iterable[tuple[str, str]]) -> str:
-    """Items below their headings."""
+    """Write items below their headings."""
     groups = groupby(texts, key=lambda one: one[0])
     return "\n\n".join(
         "\n".join([printable(heading), *(text for _, text in group)]) for heading, group in groups
@@ -219,9 +220,9 @@ def _sections(texts: Iterable[tuple[str, str]]) -> str:
 
 
 def item(first: str, what: str, detail: str) -> str:
-    """What it is, and below it, where there is more to say, the detail.
+    """Write an item, and its detail, if it has any, below it.
 
-    A problem's text that is wider than the terminal goes on after one of its commas.
+    A problem's text that is wider than the terminal goes on after a comma.
     """
     what, width = printable(what), columns() - len(first) - 2
     if len(what) > width:

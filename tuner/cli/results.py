@@ -1,4 +1,4 @@
-"""The commands that list, show and forget results, give them to other stores, and take theirs."""
+"""The commands that list, show, forget, export and import results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.app import app, guarded, open_results, say, show
+from tuner.cli.app import command_of, group, open_results, say, show
 from tuner.cli.coverage import open_watching
 from tuner.cli.options import DeviceOrHere, EngineSpec, Json, OneDevice, ResultsServer
 from tuner.cli.runs import waiting
@@ -30,20 +30,14 @@ if TYPE_CHECKING:
     from tuner.store.result_files import RunResult
     from tuner.tuning.request import PreparedRun
 
-results = typer.Typer(
-    name="results",
-    help="List, show and forget results, give them to others, and take theirs.",
-    no_args_is_help=True,
-)
-app.add_typer(results)
+results = group("results", "List, show, forget, export and import results.")
 
 StoredProblem = Annotated[
     str, typer.Argument(metavar="PROBLEM", help="A problem, as `tuner results list` names it.")
 ]
 
 
-@results.command("list")
-@guarded
+@command_of(results, "list")
 def list_results(
     device: OneDevice = None, server: ResultsServer = None, as_json: Json = False
 ) -> None:
@@ -71,8 +65,7 @@ def list_results(
     )
 
 
-@results.command("show")
-@guarded
+@command_of(results, "show")
 def show_result(
     problem: StoredProblem,
     device: DeviceOrHere = "",
@@ -80,7 +73,7 @@ def show_result(
     server: ResultsServer = None,
     as_json: Json = False,
 ) -> None:
-    """Show a problem's entries: the engine's time, the tuned one, the gain and the roofline."""
+    """Show a problem's entries: times, gain and roofline."""
     from tuner.devices.here import device_or_here
     from tuner.pictures.rows import rows_of
     from tuner.pictures.write import as_text
@@ -96,17 +89,17 @@ def show_result(
     )
 
 
-@results.command("forget")
-@guarded
+@command_of(results, "forget")
 def forget_result(
     problem: StoredProblem,
     device: DeviceOrHere = "",
     engine: Annotated[str, typer.Option(help="NAME of the engine, e.g. vllm.")] = "sglang",
     server: ResultsServer = None,
 ) -> None:
-    """Forget the results of a problem on a device, in all versions of an engine.
+    """Forget the results of a problem on a device.
 
-    What was tried stays stored, and the problem is tuned anew when it is asked for.
+    They are forgotten in all versions of an engine. What was tried stays stored, and the problem is
+    tuned anew when it is asked for.
     """
     from tuner.devices.here import device_or_here
     from tuner.engines.engine import parse_spec
@@ -136,15 +129,19 @@ def _winners_of(
     )
 
 
-@results.command("export")
-@guarded
+@command_of(results, "export")
 def export_results(
     device: DeviceOrHere = "",
     engine: EngineSpec = "sglang",
-    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("results_out"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write to.")] = Path(
+        "results_out"
+    ),
     as_json: Json = False,
 ) -> None:
-    """Write what was measured on a card, with its environment, in files by card and engine."""
+    """Write what was measured on a card to files.
+
+    There is a file for each card and engine, with the environment of the times.
+    """
     from tuner.devices.here import device_or_here
     from tuner.engines.engine import find_engine
     from tuner.problems.results import MeasureKind, Status
@@ -166,18 +163,17 @@ def export_results(
     show(as_json, lambda: {"files": list(map(str, files))}, lambda: "\n".join(map(str, files)))
 
 
-@results.command("import")
-@guarded
+@command_of(results, "import")
 def import_results(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE..", help="Files that `results export` wrote.")
     ],
     as_json: Json = False,
 ) -> None:
-    """Take results of other machines into the store, after each kernel was compiled here again.
+    """Take results of other machines into the store.
 
-    Where this machine has the card, the times are measured again too, and these are stored. If one
-    result is not believed, nothing is stored.
+    Each kernel is compiled here again first. If this machine has the card, the times are measured
+    again too, and these are stored. If a result is not believed, nothing is stored.
     """
     from tuner.measure.workbench import Workbench
     from tuner.store.connect import database_url

@@ -1,4 +1,4 @@
-"""A model's config.json -> Model."""
+"""Read a model's config.json."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OWN_WIDTH = ("Deepseek", "Glm4Moe", "Qwen2Moe", "Qwen3")
 
 
 def read_model(path: Path) -> Model:
-    """Read the config.json at `path`, or in the folder `path`, and what lies beside it.
+    """Read the config.json at `path`, or in the folder `path`, and the files beside it.
 
     A part that cannot be read, such as the attention of an unknown class, is in `Model.unread`.
     Raises MalformedCheckpoint for a file that is no config.json of a model.
@@ -53,7 +53,7 @@ def read_model(path: Path) -> Model:
 
 
 def parse_model(data: bytes, name: str) -> Model:
-    """The model of a config.json's bytes; see `read_model`."""
+    """Read the model of a config.json's bytes; see `read_model`."""
     config = parse(data)
     readers: Mapping[str, Callable[[], Any]] = {
         "experts": lambda: _experts(config, name),
@@ -113,7 +113,7 @@ def _experts(config: Json, name: str) -> dict[str, Any]:
 
 
 def _text_experts(fields: Json, architecture: str) -> tuple[Json, int]:
-    """The fields of the experts for text, and the columns of those for images; 0: none.
+    """Return the fields of the experts for text, and the columns of the experts for images or 0.
 
     ERNIE 4.5 VL has two of each: vLLM's ernie45_vl_moe.py and sglang's ernie45_moe_vl.py.
     """

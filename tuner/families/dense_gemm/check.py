@@ -1,4 +1,6 @@
-"""Check config files of dense GEMMs: whether entries compile and fit, and what sizes they serve."""
+"""Check config files of dense GEMMs: whether entries compile and fit, and which sizes they
+serve.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +52,12 @@ class GemmCheck(Check[CheckedEntry]):
 
 
 def claims(name: str, engine: Engine) -> bool:
-    """Whether a name is that of a dense GEMM's config file."""
+    """Say whether a file name is the name of a dense GEMM's config file."""
     return gemm_engine(engine).claims(name)
 
 
 def asked_names(problems: Sequence[DenseGemm], device: Device, engine: Engine) -> list[str]:
-    """The files for which the engine asks. Raises UnsupportedKernel."""
+    """Return the names of the files for which the engine asks. Raises UnsupportedKernel."""
     gemm = gemm_engine(engine)
     return [gemm.file_name(problem, device) for problem in problems]
 
@@ -65,8 +67,8 @@ def check_files(
 ) -> GemmCheck:
     """Compile every entry of the files for the device.
 
-    Raises MalformedConfigFile or BadProblem for a file whose name or content is not an engine's,
-    before it compiles anything.
+    Raises MalformedConfigFile or BadProblem, before anything is compiled, if a file's name or
+    content is not an engine's.
     """
     gemm = gemm_engine(engine)
     groups = [_group_of_file(path, gemm, device) for path in files]
@@ -74,7 +76,7 @@ def check_files(
 
 
 def check_problems(problems: Sequence[DenseGemm], device: Device, engine: Engine) -> GemmCheck:
-    """Compile what the engine would run for the problems: its shipped files, or its defaults.
+    """Compile the entries that the engine would run for the problems: shipped entries or defaults.
 
     If another library runs a problem that has no file, nothing of the problem is compiled, and a
     note says so. Raises UnsupportedKernel if the engine has no kernel for a problem.
@@ -88,10 +90,10 @@ def check_problems(problems: Sequence[DenseGemm], device: Device, engine: Engine
 
 
 def ladder_warning(sizes: Mapping[int, Config]) -> str:
-    """What is wrong with the sizes of a file; empty if nothing is.
+    """Return a warning about the sizes of a file; empty if the sizes are good.
 
-    An engine runs the entry of the nearest size. A file that begins far above the batches that a
-    server decodes makes all of them run a configuration for large ones.
+    An engine runs the entry of the nearest size. If a file begins far above the batches that a
+    server decodes, all of these batches run a configuration for large batches.
     """
     least = min(sizes)
     if least <= DECODES:
@@ -143,7 +145,7 @@ def _group(
 ) -> CheckGroup[DenseGemm]:
     target = device.target
     kernels = gemm.lift(target.platform)
-    # Refuses a problem whose launch cannot be followed: then nothing is known of its entries.
+    # Raises for a problem whose launch cannot be followed: nothing is known of its entries.
     kernels.default_config(problem, 1, target)
     asked = [_asked(problem, size, entries[size], gemm, kernels, device) for size in entries]
     companions = kernels.companions(problem, target)

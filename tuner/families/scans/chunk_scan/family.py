@@ -1,4 +1,4 @@
-"""The registry entry of the Mamba-2 scans; importing it loads no heavy module."""
+"""Register the Mamba-2 scans; importing this module loads no heavy module."""
 
 from tuner.families.scans.chunk_scan.problem import NAME, ChunkScan, SsdKernel
 from tuner.families.scans.family import scan_family
@@ -8,7 +8,6 @@ FAMILY = scan_family(
     problems=(NAME,),
     package=str(__package__),
     title="the chunked scan of Mamba-2 layers",
-    flag="--chunk-scan",
     example="chunk_scan:heads=..,head_dim=..,groups=..,state_size=..,chunk_size=..",
     parse=ChunkScan.parse,
     parts=SsdKernel,

@@ -1,4 +1,4 @@
-"""The registry entry of gated delta nets; importing it loads no heavy module."""
+"""Register gated delta nets; importing this module loads no heavy module."""
 
 from tuner.families.scans.family import scan_family
 from tuner.families.scans.gated_delta.problem import NAME, DeltaKernel, GatedDelta
@@ -8,7 +8,6 @@ FAMILY = scan_family(
     problems=(NAME,),
     package=str(__package__),
     title="the chunked scan of gated delta nets",
-    flag="--gated-delta",
     example="gated_delta:key_heads=..,value_heads=..,key_dim=..,value_dim=..",
     parse=GatedDelta.parse,
     parts=DeltaKernel,
