@@ -3,7 +3,7 @@
     python benchmarks/served_gpu.py OUT [--device H100] [--cases qwen3-30b-a3b,qwen3-32b-fp8]
                                         [--rounds 7] [--loads 1x1024+128,...]
                                         [--tune "CONFIG --effort quick"]... [--database URL]
-                                        [--args "..."] [--dry-run]
+                                        [--shelf] [--args "..."] [--dry-run]
 
 For each case it tunes the model, or what --tune names, exports the winners, and runs
 benchmarks/served with dummy weights. No flag chooses a backend, and what the servers' logs say
@@ -11,12 +11,13 @@ of that is printed. Where the advice is to leave everything, there is nothing to
 is tuned for the lengths of the loads: OUT/CASE/workload.toml has them. OUT/CASE has the files, logs
 and report.json, and OUT/served.json all reports.
 
-`--database` names a store that has the winners: then nothing is tuned. `--args` are further words
+`--database` names a store that has the winners: then nothing is tuned. Neither is with `--shelf`,
+which exports the files that come with this program. `--args` are further words
 for all servers. An interrupt ends the rounds, and the report is of those that were measured.
 benchmarks/sglang_stand_ins helps where the machine cannot install all of sglang.
 
-deepseek-r1-rank is what one rank of DeepSeek-R1 computes at TP 8: an eighth of the heads, of each
-expert and of the vocabulary, without the all-reduces.
+A model that is called `-rank` is what one rank of it computes at TP 8: an eighth of the heads, of
+each expert and of the vocabulary, without the all-reduces.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ CHUNK = 8192  # new tokens of a prefill step at most: sglang's default on cards 
 LAYERS = {
     **{"qwen3-30b-a3b": 12, "deepseek-r1-rank": 12, "qwen3-32b-fp8": 16},
     **{"nemotron-3-nano": 14, "qwen3-next": 8},
+    **{"kimi-k2-rank": 6, "deepseek-v2-rank": 8, "qwen3-coder-480b-rank": 6},
+    "ernie-4.5-300b-rank": 6,
 }
 # What sglang's log says of the backends that it chose, or fell back to.
 _CHOSEN = re.compile(
@@ -68,6 +71,7 @@ def main() -> None:
     parser.add_argument("--args", default="", help="further words for the servers")
     parser.add_argument("--tune", action="append", help="words for `tuner tune`; default: --all")
     parser.add_argument("--database", help="a store that has the winners; default: they are tuned")
+    parser.add_argument("--shelf", action="store_true", help="tune nothing: the shelf has files")
     parser.add_argument("--dry-run", action="store_true")
     args = parser.parse_args()
     reports: dict[str, Any] = {}
@@ -106,9 +110,16 @@ def commands(name: str, folder: Path, args: argparse.Namespace) -> list[list[str
     return [
         *(
             ["tune", *words, *device, *(lengths if {"--attention", "--all"} & {*words} else [])]
-            for words in (() if args.database else tuned)
+            for words in (() if args.database or args.shelf else tuned)
         ),
-        ["export", *device, "--out", out, f"--server-args={args.args}"],
+        [
+            "export",
+            *([config] if args.shelf else []),
+            *device,
+            "--out",
+            out,
+            f"--server-args={args.args}",
+        ],
         compare,
     ]
 

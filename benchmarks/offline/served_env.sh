@@ -9,7 +9,7 @@
 export PYTHONPATH="$PWD:$PWD/benchmarks/sglang_stand_ins:$PWD/benchmarks:$1/site"
 SGLANG_DISABLED_MODEL_ARCHS=$(
     ls "$1/site/sglang/srt/models" | sed -n 's/\.py$//p' |
-        grep -v -x -e __init__ -e qwen3 -e qwen3_moe -e deepseek_v2 -e nemotron_h -e qwen3_next | paste -s -d , -
+        grep -v -x -e __init__ -e qwen3 -e qwen3_moe -e deepseek_v2 -e nemotron_h -e qwen3_next -e ernie4 | paste -s -d , -
 )
 export SGLANG_DISABLED_MODEL_ARCHS
 # On Hopper and with one GPU, sglang needs FlashInfer for no attention, GEMM or MoE of its own choice.
