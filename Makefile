@@ -43,10 +43,10 @@ $(VENV)/.installed-docs: pyproject.toml | $(VENV)/.pip
 
 # Only what is read of them. Tritons are targets of their own, because few tests need one.
 $(ENGINES)/sglang-% $(ENGINES)/vllm-%: | $(VENV)/.installed
-	$(BIN)/tuner engines add --no-triton $(subst -,==,$(@F))
+	$(BIN)/tuner list engines --no-triton --add $(subst -,==,$(@F))
 
 $(ENGINES)/triton-%: | $(VENV)/.installed
-	-$(BIN)/tuner engines add $(subst -,==,$(@F))
+	-$(BIN)/tuner list engines --add $(subst -,==,$(@F))
 
 demo: install
 	$(BIN)/tuner tune deepseek-r1 --tp 32 --dtype int8_w8a8 --no-fuse-shared --device L40S --measure predict
