@@ -12,13 +12,15 @@ import typer
 from typer.testing import CliRunner
 
 from tuner.cli.commands import app
+from tuner.cli.help import SECTIONS
 from tuner.problems.registry import families
 
 OUT = Path(__file__).parents[1] / "docs" / "commands.md"
 HEAD = """# Commands
 
-This page is made from `--help`. Every command that prints data takes `--json`. Data goes to stdout,
-and messages go to stderr. Exit code 0 means done, 1 that the work failed, 2 that the input is wrong.
+This page is made from `--help`. Every command that prints data takes `--json`. Data goes to
+stdout, and messages go to stderr. Exit code 0 means done, 1 that the work failed, 2 that the input
+was wrong.
 """
 
 
@@ -32,10 +34,14 @@ def page() -> str:
 
 
 def _names(command: object, before: Sequence[str] = ()) -> Iterator[list[str]]:
-    """Yield the words of each command, the commands of a group behind the group."""
-    for name, one in getattr(command, "commands", {}).items():
+    """Yield the words of each command, in the order of `tuner --help`, and behind those of a group
+    its commands.
+    """
+    known = getattr(command, "commands", {})
+    names = known if before else [name for some in SECTIONS.values() for name in some]
+    for name in names:
         yield [*before, name]
-        yield from _names(one, [*before, name])
+        yield from _names(known[name], [*before, name])
 
 
 def _part(words: Sequence[str]) -> str:

@@ -7,8 +7,8 @@ import typer
 from benchmark_scripts import load_script
 from cases import ROOT
 
-from tuner.cli.app import OPTION_NAMES
 from tuner.cli.commands import app
+from tuner.cli.help import OPTION_NAMES
 
 GROUP = typer.main.get_command(app)
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
