@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli import complete
-from tuner.cli.app import command, open_results, open_store, refuse_foreign, say, show
+from tuner.cli.app import command, open_results, say, show
+from tuner.cli.coverage import open_watching
 from tuner.cli.family_options import FamilyChoice, with_model_options
 from tuner.cli.options import (
     ClusterFile,
@@ -26,7 +27,7 @@ from tuner.cli.options import (
     Tp,
 )
 from tuner.cli.plan import asked_by_cluster
-from tuner.cli.targets import asked_model, divided, problems_to_ship
+from tuner.cli.problems import asked_model, divided, problems_to_ship
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.problems.registry import parse_problem
@@ -43,7 +44,6 @@ _NIGHT = re.compile(r"\d{4}-\d\d-\d\d")
 @command
 @with_model_options
 def export(
-    choice: FamilyChoice,
     target: Annotated[
         str,
         typer.Argument(
@@ -68,6 +68,8 @@ def export(
     problem: ProblemSpecs = None,
     model: ModelName = None,
     tp: Tp = 1,
+    *,
+    choice: FamilyChoice,
     dtype: DtypeName = None,
     cluster: ClusterFile = None,
     server: ResultsServer = None,
@@ -89,7 +91,7 @@ def export(
     if target and model:
         raise BadInput(f"{target} and --model {model}: name the model once")
     model = target or model
-    if model is None and (tp != 1 or dtype or choice.family or choice.values):
+    if model is None and cluster is None and (tp != 1 or dtype or choice.names or choice.values):
         raise BadInput("--tp, --dtype and similar options apply to a model: add --model NAME")
     card = device_or_here(device)
     if cluster is not None:
@@ -99,7 +101,7 @@ def export(
             "--engine": engine != "sglang",
             "--server-args": server_args,
         }
-        found, wanted, flags = asked_by_cluster(cluster, card, given)
+        found, wanted, flags = asked_by_cluster(cluster, card, choice, given)
     else:
         found = find_engine(engine)
         asked, flags = asked_model(model, server_args, card, found, tp, dtype)
@@ -135,6 +137,7 @@ def diff(
         Path,
         typer.Argument(metavar="NEW", help="Folder of a later export, or a night: 2026-11-25."),
     ],
+    server: ResultsServer = None,
     as_json: Json = False,
 ) -> None:
     """Say what changed between two exports (files, entries, gains) or two nights (jobs, times)."""
@@ -142,30 +145,32 @@ def diff(
 
     found: ExportDiff | NightDiff
     if _NIGHT.fullmatch(str(old)) and _NIGHT.fullmatch(str(new)):
-        found = _diff_nights(str(old), str(new))
+        found = _diff_nights(str(old), str(new), server)
+    elif server:
+        raise BadInput(
+            f"a server compares nights: name two days, as 2026-11-24, not {old} and {new}; for "
+            f"folders, run `{command_line('tuner', 'export', '--server', server)}` at two times"
+        )
     else:
         found = diff_exports(old, new)
     show(as_json, found.as_json, found.as_text)
 
 
-def _diff_nights(old: str, new: str) -> NightDiff:
-    refuse_foreign("workers")
-    from tuner.store.night_diff import diff_nights
-    from workers.nightly import SCHEDULE
+def _diff_nights(old: str, new: str, server: str | None) -> NightDiff:
+    from tuner.store.night_diff import NightDiff
 
     try:
         before, now = date.fromisoformat(old), date.fromisoformat(new)
     except ValueError as error:
         raise BadInput(f"{old} and {new} must be days, as 2026-11-24: {error}") from None
-    with open_store() as store:
-        return diff_nights(store.database, SCHEDULE, before, now)
+    with open_watching(server) as watching:
+        return NightDiff.from_json(watching.night_diff(before, now))
 
 
 @command
 @with_model_options
 def report(
     device: DeviceName,
-    choice: FamilyChoice,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the page.")] = Path(
         "report_out"
     ),
@@ -174,6 +179,8 @@ def report(
     problem: ProblemSpecs = None,
     model: ModelName = None,
     tp: Tp = 1,
+    *,
+    choice: FamilyChoice,
     dtype: DtypeName = None,
     server: ResultsServer = None,
     as_json: Json = False,
