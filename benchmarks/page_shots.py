@@ -24,8 +24,6 @@ from tuner.store.workers import WorkerStore
 DOCS = Path(__file__).parents[1] / "docs"
 DOCS_SIZE = (1200, 900)  # width, and the most of a page's height
 QUALITY = 64
-# The pictures of the documentation.
-SHOWN = ("coverage", "result", "tried", "job", "compare", "workers", "exports")
 
 
 def main() -> None:
@@ -49,7 +47,7 @@ def _key(url: str) -> str:
 
 
 def pages(url: str) -> dict[str, str]:
-    """The address of each page, by name."""
+    """Return the address of each page that the documentation shows, by name."""
     with Database.open(url) as store:
         found = JobStore(store).list(limit=100)
         add_workers(WorkerStore(store))  # they were seen just now
@@ -68,12 +66,12 @@ def pages(url: str) -> dict[str, str]:
 
 
 def take_shown(browser: Browser, at: str, key: str, places: dict[str, str]) -> None:
-    """The pictures of the documentation."""
+    """Take the pictures of the documentation."""
     width, height = DOCS_SIZE
     page = logged_in(browser, at, key)
     page.set_viewport_size({"width": width, "height": height})
-    for name in SHOWN:
-        opened(page, places[name])
+    for name, path in places.items():
+        opened(page, path)
         shot(page, DOCS / f"pages-{name}.webp", width, height)
 
 
