@@ -10,6 +10,7 @@ import shellingham
 import typer
 from typer.testing import CliRunner
 
+from tuner.cli import complete
 from tuner.cli.commands import app
 from tuner.cli.help import EXAMPLES, OPTION_NAMES, SECTIONS
 
@@ -107,6 +108,7 @@ def test_completion_can_be_installed(monkeypatch):
         ("tuner plan qwen3-235b-a22b-f", {"qwen3-235b-a22b-fp8"}),
         ("tuner tune deepseek-r1 --device H20", {"H20", "H200"}),
         ("tuner tune deepseek-r1 --measure p", {"predict"}),
+        ("tuner check deepseek-r1 --family chunk", {"chunk_scan"}),
         ("tuner jobs submit deepseek-r1 --effort q", {"quick"}),
         ("tuner export --engine vl", {"vllm"}),
         ("tuner jobs --state ru", {"running"}),
@@ -121,14 +123,25 @@ def test_names_and_values_are_completed(words, found):
 
 
 @pytest.mark.parametrize("words", ["export", "check", "report", "tune", "plan", "jobs submit"])
-def test_common_options_come_before_those_of_kernels(words):
-    common, _, kernels = run(*words.split(), "--help").partition("\nOptions of kernels:\n")
-    assert "  --device" in common
-    assert "  --json" in common
-    assert "\n  --attention" not in common
-    assert "  --attention" in kernels
-    if words in ("export", "check", "report"):
-        assert "Tune" not in kernels
+def test_the_sizes_of_a_family_have_a_help_of_their_own(words):
+    common = run(*words.split(), "--help")
+    assert all(option in common for option in ("  --device", "  --json", "  --family", "  --ep"))
+    sizes = run(*words.split(), "--help-family", "attention")
+    assert "A problem: decode_attention:q_heads=" in sizes
+    assert "  --page-size" in sizes and "--page-size" not in common
+    assert ("  --workload" in sizes) is (words in ("tune", "plan", "jobs submit"))
+    assert "--block-shape" not in sizes
+    wrong = RUNNER.invoke(app, [*words.split(), "--help-family", "attentoin"])
+    assert wrong.exit_code == 2
+    assert "did you mean 'attention'" in wrong.output
+
+
+def test_the_help_of_tune_fits_a_page():
+    assert len(run("tune", "--help").splitlines()) <= 50
+
+
+def test_families_are_completed_behind_a_comma():
+    assert complete.families("attention,dense") == ["attention,dense_gemm"]
 
 
 @pytest.mark.parametrize(("typed", "near"), [("tunne", "'tune'"), ("bundel", "'bundle'")])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from tuner.cli.help import Command, Commands, Listing, option_name
+from tuner.cli.help import Commands, Listing, option_name
 from tuner.errors import BadInput, TunerError
 
 if TYPE_CHECKING:
@@ -63,12 +63,12 @@ def group(name: str, text: str, *, of: typer.Typer = app, lists: bool = False) -
 
 def command(function: Callable[P, R]) -> Callable[P, R]:
     """Register a top-level command; see `guarded`."""
-    return app.command(cls=Command)(guarded(function))
+    return app.command()(guarded(function))
 
 
 def command_of(of: typer.Typer, name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Register a command of a group; see `guarded`."""
-    return lambda function: of.command(name, cls=Command)(guarded(function))
+    return lambda function: of.command(name)(guarded(function))
 
 
 def guarded(function: Callable[P, R]) -> Callable[P, R]:

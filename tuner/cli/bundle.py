@@ -11,7 +11,7 @@ from tuner.cli import complete
 from tuner.cli.app import command, open_results, say, show
 from tuner.cli.family_options import FamilyChoice
 from tuner.cli.options import Captures, Json, ResultsServer
-from tuner.cli.targets import asked_model, problems_to_ship
+from tuner.cli.problems import asked_model, problems_to_ship
 from tuner.devices.table import Device, find_device
 from tuner.errors import BadInput, ExportRefused
 from tuner.problems.registry import parse_problem
@@ -174,7 +174,7 @@ def _wanted(
     """The problems of `--problem` and `--model`; none if neither is given."""
     parallel = cluster.parallel
     asked, _ = asked_model(model, "", device, engine, parallel.tp, None)
-    return problems_to_ship(specs, asked, FamilyChoice(None, {"ep": parallel.ep}))
+    return problems_to_ship(specs, asked, FamilyChoice((), {"ep": parallel.ep}))
 
 
 def _refuse_other_versions(store: StoredResults, device: Device, engine: Engine, tune: str) -> None:

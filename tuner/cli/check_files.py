@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tuner.cli.family_options import FamilyChoice
-    from tuner.cli.targets import TargetOptions
+    from tuner.cli.problems import TargetOptions
     from tuner.engines.dispatch import Runs
     from tuner.engines.engine import Engine
     from tuner.families.check import UnreadFile
@@ -251,8 +251,7 @@ def check_files(
         flags = {"tp": "--tp", **{o.name: o.flag for one in families() for o in one.shaping}}
         given = {*choice.values, *(["tp"] if tp != 1 else [])} - set(module.FILE_OPTIONS)
         if given and model is None:
-            asked = " or ".join(one.flag for one in families() if one.flag)
-            reason = f"for a model (with --model or {asked}), and these are files"
+            reason = "for a model (with --model or --family), and these are files"
             raise OptionsRefused({name: reason for name in flags if name in given}, flags)
         server = _served(family, device, engine, model, choice) if model else None
         try:
@@ -314,10 +313,10 @@ def _served(
     family: Family, device: Device, engine: Engine, model: TargetOptions, choice: FamilyChoice
 ) -> _Server:
     """What a server of the model asks for and runs. Raises as `resolve` does."""
-    from tuner.cli.targets import divided, resolve
+    from tuner.cli.problems import divided, resolve
     from tuner.engines.dispatch import engine_runs
 
-    found = resolve(model, replace(choice, family=family))
+    found = resolve(model, replace(choice, names=(family.name,)))
     for note in found.notes:
         say(note)
     cards = [replace(device, name=name) for name in device.driver_names]

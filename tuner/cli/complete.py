@@ -31,6 +31,14 @@ def engines(incomplete: str) -> list[str]:
     return _beginning([*engine_names(), *here], incomplete)
 
 
+def families(incomplete: str) -> list[str]:
+    """Return the families of kernels; behind a comma, for the last of several names."""
+    from tuner.problems.registry import families as known
+
+    before, comma, name = incomplete.rpartition(",")
+    return [f"{before}{comma}{one}" for one in _beginning((f.name for f in known()), name)]
+
+
 def measures(incomplete: str) -> list[str]:
     """Where times can come from."""
     return _beginning(("gpu", "predict", "replay:"), incomplete)

@@ -107,7 +107,7 @@ def add_watch(
     measure: Measure = "gpu",
     effort: EffortName = "standard",
     server_args: ServerArgs = "",
-    families: Families = "",
+    family: Families = "",
     server: Server = None,
     as_json: Json = False,
 ) -> None:
@@ -118,7 +118,7 @@ def add_watch(
     lists = {"models": models, "devices": device, "tp": tp, "ep": ep, "dtypes": dtype}
     watch: dict[str, Any] = {name: value for name, value in lists.items() if value}
     watch |= {"engine": engine, "measure": measure, "effort": effort}
-    if names := read_family_names(families):
+    if names := read_family_names(family):
         watch["families"] = names if isinstance(names, str) else list(names)
     if server_args:
         watch["server_args"] = server_args

@@ -26,7 +26,7 @@ from tuner.cli.options import (
     Tp,
 )
 from tuner.cli.plan import asked_by_cluster
-from tuner.cli.targets import asked_model, divided, problems_to_ship
+from tuner.cli.problems import asked_model, divided, problems_to_ship
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.problems.registry import parse_problem
@@ -43,7 +43,6 @@ _NIGHT = re.compile(r"\d{4}-\d\d-\d\d")
 @command
 @with_model_options
 def export(
-    choice: FamilyChoice,
     target: Annotated[
         str,
         typer.Argument(
@@ -68,6 +67,8 @@ def export(
     problem: ProblemSpecs = None,
     model: ModelName = None,
     tp: Tp = 1,
+    *,
+    choice: FamilyChoice,
     dtype: DtypeName = None,
     cluster: ClusterFile = None,
     server: ResultsServer = None,
@@ -89,7 +90,7 @@ def export(
     if target and model:
         raise BadInput(f"{target} and --model {model}: name the model once")
     model = target or model
-    if model is None and (tp != 1 or dtype or choice.family or choice.values):
+    if model is None and cluster is None and (tp != 1 or dtype or choice.names or choice.values):
         raise BadInput("--tp, --dtype and similar options apply to a model: add --model NAME")
     card = device_or_here(device)
     if cluster is not None:
@@ -99,7 +100,7 @@ def export(
             "--engine": engine != "sglang",
             "--server-args": server_args,
         }
-        found, wanted, flags = asked_by_cluster(cluster, card, given)
+        found, wanted, flags = asked_by_cluster(cluster, card, choice, given)
     else:
         found = find_engine(engine)
         asked, flags = asked_model(model, server_args, card, found, tp, dtype)
@@ -165,7 +166,6 @@ def _diff_nights(old: str, new: str) -> NightDiff:
 @with_model_options
 def report(
     device: DeviceName,
-    choice: FamilyChoice,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the page.")] = Path(
         "report_out"
     ),
@@ -174,6 +174,8 @@ def report(
     problem: ProblemSpecs = None,
     model: ModelName = None,
     tp: Tp = 1,
+    *,
+    choice: FamilyChoice,
     dtype: DtypeName = None,
     server: ResultsServer = None,
     as_json: Json = False,

@@ -19,19 +19,14 @@ from tuner.cli.options import (
     EngineOfTarget,
     Json,
     Measure,
-    Seed,
     ServerArgs,
     Target,
     Tp,
 )
 from tuner.cli.plan import asked_by_cluster, planned
+from tuner.cli.problems import TargetOptions, selection_of, targets_and_settings
 from tuner.cli.runs import run_all, say_other_triton
-from tuner.cli.targets import (
-    TargetOptions,
-    read_command_target,
-    selection_of,
-    targets_and_settings,
-)
+from tuner.cli.targets import read_command_target
 from tuner.errors import BadInput
 from tuner.problems.registry import family_of
 
@@ -47,11 +42,12 @@ if TYPE_CHECKING:
 @command
 @with_family_options
 def tune(
-    choice: FamilyChoice,
     target: Target = "",
     device: DeviceOrHere = "",
-    every: AllFamilies = False,
     tp: Tp = 1,
+    *,
+    choice: FamilyChoice,
+    every: AllFamilies = False,
     dtype: DtypeName = None,
     measure: Measure = "gpu",
     effort: EffortName = "standard",
@@ -75,25 +71,8 @@ def tune(
         Path | None,
         typer.Option(help="Write all measurements to this .csv.gz file; default: no recording."),
     ] = None,
-    seed: Seed = 0,
     server_args: ServerArgs = "",
     cluster: ClusterFile = None,
-    include_unread: Annotated[
-        bool,
-        typer.Option(
-            "--include-unread",
-            help="With --all or --cluster, also tune problems for which servers would read "
-            "no file.",
-        ),
-    ] = False,
-    no_carry_over: Annotated[
-        bool,
-        typer.Option(
-            "--no-carry-over",
-            help="Leave stored entries out; default: they are tried too, and stay unless something "
-            "is clearly faster.",
-        ),
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
@@ -112,13 +91,13 @@ def tune(
             "--server-args": server_args,
         }
         card = _card(device, source, gpu)
-        work = _Work(card, *asked_by_cluster(cluster, card, given), plans=True)
+        work = _Work(card, *asked_by_cluster(cluster, card, choice, given), plans=True)
     else:
         served = _Served(device, engine, tp, dtype, server_args)
         work = _of_target(target, served, source, gpu, choice, every)
     _refuse_one_file(work.plans, {"--record": record, "--routing": routing})
     if work.plans:
-        work = _worth_tuning(work, choice, wanted_effort, include_unread)
+        work = _worth_tuning(work, choice, wanted_effort)
     problems = _predicted_ones(work.problems, source)
     requests = [
         Request(
@@ -128,9 +107,6 @@ def tune(
             selection=selection_of(family_of(problem), problem, choice),
             source=source,
             effort=wanted_effort,
-            wide=choice.values.get("wide"),
-            seed=seed,
-            carry_over=not no_carry_over,
             server=settings_to_keep(work.engine.name, problem, work.flags),
         )
         for problem in problems
@@ -168,6 +144,7 @@ def _of_target(
 ) -> _Work:
     """What a model, a problem, a line or a log asks to tune. Raises BadInput."""
     from tuner.engines.engine import find_engine
+    from tuner.targets import ALL
 
     if not target:
         raise BadInput("name a model or a problem: tuner tune MODEL, or --cluster cluster.toml")
@@ -181,13 +158,13 @@ def _of_target(
     targets, flags = targets_and_settings(asked, choice, every)
     problems = [problem for found in targets for problem in found.problems]
     notes = [note for found in targets for note in found.notes]
-    return _Work(card, engine, problems, flags, notes, every)
+    return _Work(card, engine, problems, flags, notes, every or choice.names == ALL)
 
 
-def _worth_tuning(work: _Work, choice: FamilyChoice, effort: Effort, unread: bool) -> _Work:
-    """The work without problems that are not worth tuning; says the plan of all."""
+def _worth_tuning(work: _Work, choice: FamilyChoice, effort: Effort) -> _Work:
+    """Say the plan of the work, and return the work without problems that are not worth tuning."""
     served = (work.problems, work.engine, work.card, work.flags)
-    made = planned(*served, choice, effort, unread=unread)
+    made = planned(*served, choice, effort, unread=bool(choice.names))
     say(made.as_text())
     return replace(work, problems=[one.problem for one in made.problems if one.to_tune])
 

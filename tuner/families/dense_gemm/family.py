@@ -53,7 +53,6 @@ def held_bytes(problem: DenseGemm, point: Point) -> int:
 FAMILY = Family(
     name="dense_gemm",
     title="quantised dense GEMMs",
-    flag="--dense-gemm",
     problems=DENSE_GEMMS,
     example="block_gemm:N=..,K=..,dtype=..,block=..",
     parse=parse_dense_gemm,
@@ -66,6 +65,7 @@ FAMILY = Family(
             COUNT,
             "Tensor-parallel size of the layers without experts; default: that of --tp.",
             description="Tensor-parallel size of the layers without experts; default: that of tp.",
+            offered=False,
         ),
         # An engine runs fused shared experts in its fused-MoE kernel, and not as dense GEMMs.
         EP,
