@@ -137,7 +137,9 @@ def test_the_demo_runs(env, tmp_path):
     assert "predicted" in done[0].stdout and "all can run" in done[2].stdout
 
 
-@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "quick", [True, pytest.param(False, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
 def test_int8_experts_are_exported_with_the_flag_of_the_readme(env, tmp_path, few_kernels, quick):
     """At night all 18 sizes are predicted, and the gain is the README's."""
     text = README.read_text()
