@@ -43,10 +43,10 @@ $(VENV)/.installed-docs: pyproject.toml | $(VENV)/.pip
 
 # Only what is read of them. Tritons are targets of their own, because few tests need one.
 $(ENGINES)/sglang-% $(ENGINES)/vllm-%: | $(VENV)/.installed
-	$(BIN)/tuner engines add --no-triton $(subst -,==,$(@F))
+	$(BIN)/tuner list engines --no-triton --add $(subst -,==,$(@F))
 
 $(ENGINES)/triton-%: | $(VENV)/.installed
-	-$(BIN)/tuner engines add $(subst -,==,$(@F))
+	-$(BIN)/tuner list engines --add $(subst -,==,$(@F))
 
 demo: install
 	$(BIN)/tuner tune deepseek-r1 --tp 32 --dtype int8_w8a8 --no-fuse-shared --device L40S --measure predict
@@ -55,8 +55,10 @@ demo: install
 	  configs_out/configs/triton_3_6_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True_down.json --device L40S
 	@echo "next, for a model and a GPU of yours: $(BIN)/tuner plan qwen3-30b-a3b --device L40S"
 
-# The documentation's site, in build/site. A broken link is an error.
+# The documentation's site, in build/site: build/site/start.html. A broken link is an error, and so is
+# a name of a page or a heading, anywhere in the sources, that is not there.
 docs: $(VENV)/.installed-docs
+	$(BIN)/python tests/docs_pages.py
 	$(BIN)/zensical build --strict --clean
 
 # What to run before a commit: no engine is needed, and two idle cores take less than a minute.
@@ -121,8 +123,8 @@ audit: $(LOCK)/.installed
 # operations on a queue go on for five minutes; for longer: `make chaos QUEUE='--seconds 3600'`.
 chaos: install $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/chaos_queue.py $(QUEUE)
-	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json --docs docs/operations.md $(CHAOS)
-	$(BIN)/python benchmarks/chaos.py --store sqlite --json benchmarks/results/chaos-sqlite.json --docs docs/operations.md
+	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json $(CHAOS)
+	$(BIN)/python benchmarks/chaos.py --store sqlite --json benchmarks/results/chaos-sqlite.json
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

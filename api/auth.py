@@ -28,7 +28,7 @@ from tuner.store.database import utc_now
 
 log = logging.getLogger("tuner.api.auth")
 
-_SCHEME = HTTPBearer(auto_error=False, description="A key of `tuner keys add`.")
+_SCHEME = HTTPBearer(auto_error=False, description="A key of `tuner admin keys create`.")
 # Headers by which proxies and content delivery networks say for whom they ask.
 _PROXIES = re.compile(
     r"forwarded|via|true-client-ip|fastly-client-ip|cdn-loop"
@@ -147,7 +147,7 @@ def may_hurry(caller: Caller) -> None:
     if not caller.urgent:
         text = (
             "an urgent job needs a key of scope urgent, and yours has none: post it without "
-            "`urgent`, or ask for a key of `tuner keys add NAME --scope submit,urgent`"
+            "`urgent`, or ask for a key of `tuner admin keys create NAME --scope submit,urgent`"
         )
         raise HTTPException(403, text)
 

@@ -12,7 +12,7 @@ from tuner.errors import BadInput, UnusableStore, UnwritableOutput
 from tuner.jobs.client import KEY_VARIABLE, key_path
 from tuner.store.keys import KeyStore
 
-ADD = "`tuner keys add NAME --scope admin`"  # for messages
+ADD = "`tuner admin keys create NAME --scope admin`"  # for messages
 
 
 def make_first_key(keys: KeyStore, environ: Mapping[str, str]) -> bool:

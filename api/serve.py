@@ -486,7 +486,7 @@ def _greeting(
         yield "Try it in another terminal:"
         yield f"    curl {key}{command_line(f'{url}/v1/jobs')}"
         yield f"    {export_line('TUNER_SERVER', url)}; tuner jobs"
-    first = "make a key with `tuner keys add NAME --scope admin`, then " if no_auth else ""
+    first = "make a key with `tuner admin keys create NAME --scope admin`, then " if no_auth else ""
     serve = "run `tuner serve --host 0.0.0.0` behind a proxy with TLS"
     yield f"To let other machines in: {first}stop it and {serve}."
 

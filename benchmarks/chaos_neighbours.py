@@ -31,11 +31,11 @@ dtypes = ["int8_w8a8"]
 """
 TUNE = "tune deepseek-r1 --tp 32 --dtype int8_w8a8 --device L40S --measure predict --effort quick"
 COMMANDS = {
-    "keys add": "keys add neighbour-{number} --scope read",
-    "keys list": "keys list",
+    "keys create": "admin keys create neighbour-{number} --scope read",
+    "keys list": "admin keys list",
     "jobs": "jobs",
-    "coverage": "coverage",
-    "nightly": "nightly --dry-run --watch-list {home}/watches.toml",
+    "coverage": "nightly coverage",
+    "nightly run": "nightly run --dry-run --watch-list {home}/watches.toml",
     "export": "export --device L40S --allow-predicted --out {home}/exported-{lane}",
     "tune": TUNE + " --batch-sizes 1 --seed {number}",
 }
@@ -175,5 +175,5 @@ class Neighbours:
                 self._took[name] = time.monotonic() - began
                 if process.returncode:
                     self.said.failed.append(f"{' '.join(words)}: {err.strip()[-300:]}")
-            if name == "keys add" and out.endswith("\n"):
+            if name == "keys create" and out.endswith("\n"):
                 self.said.keys.append(out.strip())

@@ -19,7 +19,7 @@ COPY migrations migrations
 # Whatever the lock lacks would have to be fetched, and fails.
 RUN /opt/tuner/bin/pip install --no-cache-dir --no-index --no-build-isolation ".[${EXTRAS}]"
 RUN for version in ${SGLANG}; do \
-      /opt/tuner/bin/tuner engines add --no-triton "sglang==$version"; \
+      /opt/tuner/bin/tuner list engines --no-triton --add "sglang==$version"; \
     done
 
 FROM ${PYTHON}

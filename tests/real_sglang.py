@@ -41,7 +41,7 @@ _SOURCES = {
 
 def package(version: str) -> Path:
     root = Path(sys.prefix, "share", "tuner", "engines", f"sglang-{version}", "sglang")
-    assert root.is_dir(), f"{root} is missing: `tuner engines add sglang=={version}` adds it"
+    assert root.is_dir(), f"{root} is missing: `tuner list engines --add sglang=={version}` adds it"
     return root
 
 

@@ -34,7 +34,7 @@ PACKAGE = "vllm.model_executor.layers.fused_moe"
 
 def package(version: str) -> Path:
     root = Path(sys.prefix, "share", "tuner", "engines", f"vllm-{version}", "vllm")
-    assert root.is_dir(), f"{root} is missing: run `tuner engines add vllm=={version}`"
+    assert root.is_dir(), f"{root} is missing: run `tuner list engines --add vllm=={version}`"
     return root
 
 

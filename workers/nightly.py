@@ -391,7 +391,7 @@ class LocalWatching:
         """The last night with its summary. Raises BadInput before the first."""
         night = self._nights.last()
         if night is None:
-            raise BadInput("there was no night yet: run `tuner nightly` first")
+            raise BadInput("there was no night yet: run `tuner nightly run` first")
         return {**night.as_json(), **seen_now(night.summary, self._store)}
 
     def run_night(self, *, dry_run: bool, force: bool) -> dict[str, Any]:

@@ -5,7 +5,7 @@
 
 The host has torch, triton and numpy, and `--there` names other packages that it has. Unpacked, OUT
 has site/, for PYTHONPATH behind a checkout, and engines/, for TUNER_ENGINE_PATH. These are the
-Python files of the `--engines`, which `tuner engines add` has put beside this Python.
+Python files of the `--engines`, which `tuner list engines --add` has put beside this Python.
 
 With `--served`, the servers of sglang 0.5.16 start there too, with the variables of served_env.sh
 and on GPUs of sm_90 alone. Do not run two of these at once: both build this project in one folder.
@@ -99,7 +99,9 @@ def copy_engine(name: str, engines: Path) -> None:
     """The files of an engine's package that bindings, loaders and launchers are read from."""
     source = Path(sys.prefix, "share", "tuner", "engines", name)
     if not source.is_dir():
-        sys.exit(f"{source} is missing: run `tuner engines add {name.replace('-', '==', 1)}`")
+        sys.exit(
+            f"{source} is missing: run `tuner list engines --add {name.replace('-', '==', 1)}`"
+        )
 
     def left_out(folder: str, names: Sequence[str]) -> set[str]:
         files = {n for n in names if Path(folder, n).is_file() and not _is_read(Path(folder, n))}

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cli.app import EXAMPLES
+from tuner.cli.help import EXAMPLES
 
 # As `tuner` starts where no extra is installed: a process in which those cannot be found.
 PROGRAM = """
 import json, os, sys
 from importlib.machinery import PathFinder
 
-sys.prefix = os.getcwd()  # `tuner engines remove` would remove an engine of these tests
+sys.prefix = os.getcwd()  # `tuner list engines --remove` would remove an engine of these tests
 EXTRAS = set(sys.argv[2:])
 find_spec = PathFinder.find_spec
 PathFinder.find_spec = classmethod(
@@ -36,8 +36,9 @@ EXTRAS = (
 )
 LONG = ("docker", "tuner preflight")  # a pipe; it looks at this machine
 MORE = (
-    *("watches", "watches add deepseek-r1 --device H200 --tp 8", "watches", "watches remove 1"),
-    *("coverage", "coverage --watched", "nightly --dry-run", "nightly --list", "nightly", "jobs"),
+    *("nightly watches", "nightly watches add deepseek-r1 --device H200 --tp 8"),
+    *("nightly watches", "nightly watches remove 1", "jobs", "nightly run --dry-run"),
+    *("nightly coverage", "nightly coverage --watched", "nightly run --list", "nightly run"),
 )
 
 
@@ -64,7 +65,7 @@ def run_each(lines: list[str], folder: Path, **environ: str) -> dict[str, tuple[
 @pytest.mark.slow  # each command: the next test has the ones that once fell over
 def test_no_command_needs_an_extra_without_saying_so(tmp_path, subtests):
     examples = [line for some in EXAMPLES.values() for line in some if not line.startswith(LONG)]
-    lines = [line.removeprefix("tuner ") for line in examples if "engines add" not in line]
+    lines = [line.removeprefix("tuner ") for line in examples if "engines --add" not in line]
     for line, (code, output, fell) in run_each([*MORE, *lines], tmp_path).items():
         with subtests.test(line):
             assert not fell, output
@@ -78,7 +79,7 @@ def test_the_store_of_a_base_installation_is_read_and_watched(tmp_path):
 
 def test_a_worker_without_celery_names_the_extra(tmp_path):
     needs = "celery and prometheus_client: pip install 'engine-tuner[service]'"
-    lines = ["worker", "nightly"]
+    lines = ["worker", "nightly run"]
     said = run_each(lines, tmp_path, TUNER_BROKER_URL="redis://localhost:1/0")
     for code, output, fell in said.values():
         assert (code, fell) == (2, False), output

@@ -334,11 +334,12 @@ def test_an_output_folder_that_cannot_be_written_is_refused(env):
 
 def test_models_say_what_can_be_tuned_for_them_in_80_columns(env):
     has = {
-        row["name"]: row["families"] for row in json.loads(tuner(env, "models", "--json").stdout)
+        row["name"]: row["families"]
+        for row in json.loads(tuner(env, "list", "models", "--json").stdout)
     }
     assert has["deepseek-r1"][:2] == ["fused_moe", "attention"]
     assert "fused_moe" not in has["qwen3-32b"]
-    lines = tuner(env, "models").stdout.splitlines()
+    lines = tuner(env, "list", "models").stdout.splitlines()
     assert max(map(len, lines)) <= 80
     row = next(line for line in lines if line.startswith("deepseek-r1 "))
     assert row.endswith(" ".join(has["deepseek-r1"]))
@@ -346,7 +347,7 @@ def test_models_say_what_can_be_tuned_for_them_in_80_columns(env):
 
 def test_help_and_tables_import_nothing_heavy(env):
     heavy = ["sqlalchemy", "optuna", "numpy", "triton", "torch", "alembic", "celery", "fastapi"]
-    for args in (["--help"], ["devices"], ["models"]):
+    for args in (["--help"], ["list", "devices"], ["list", "models"]):
         command = [sys.executable, "-X", "importtime", str(TUNER), *args]
         done = subprocess.run(command, env=env, capture_output=True, text=True)
         imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}

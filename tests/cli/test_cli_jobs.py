@@ -1,4 +1,4 @@
-"""`tuner submit`, `jobs`, `job`, `cancel` and `nightly` on a local store."""
+"""`tuner jobs` and its commands, and `tuner nightly`, on a local store."""
 
 import io
 import json
@@ -38,7 +38,7 @@ def tuner(url):
 
 DECODE = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16,kv_splits=8"
 REPLAY = (
-    *("submit", PROBLEM.spec(), "--device", "H200", "--batch-sizes", "2,16"),
+    *("jobs", "submit", PROBLEM.spec(), "--device", "H200", "--batch-sizes", "2,16"),
     *("--effort", "quick", "--measure"),
 )
 
@@ -47,7 +47,7 @@ def test_a_job_is_posted_followed_and_listed(tuner, url):
     posted = tuner(*REPLAY, f"replay:{RECORDING}")
     job_id = posted.stdout.strip()
     with embedded(Settings(url)):
-        followed = tuner("job", job_id, "--follow", "--json")
+        followed = tuner("jobs", "follow", job_id, "--json")
     assert json.loads(followed.stdout)["state"] == "done"
     steps = [line.split()[1].rstrip(":") for line in followed.stderr.splitlines()]
     # No worker was there when it was posted.
@@ -56,10 +56,12 @@ def test_a_job_is_posted_followed_and_listed(tuner, url):
     assert re.fullmatch(
         r"trials: \d+( of at most \d+)? tried; best M=\d+ (up|down) [\d.]+ us", trials
     )
-    assert f"next: tuner job {job_id} --follow" in posted.stderr
+    assert f"next: tuner jobs follow {job_id}" in posted.stderr
     listed = json.loads(tuner("jobs", "--state", "done", "--json").stdout)
     assert [job["id"] for job in listed] == [job_id]
-    shown = dict(line.split(": ", 1) for line in tuner("job", job_id).stdout.splitlines()[-2:])
+    shown = dict(
+        line.split(": ", 1) for line in tuner("jobs", "show", job_id).stdout.splitlines()[-2:]
+    )
     _, *words = shlex.split(shown["its gain"])
     tuner(*words, "--json")
     assert shown["its files"].startswith("tuner export --device ")
@@ -100,7 +102,7 @@ def test_trials_are_one_line_that_is_drawn_on_a_terminal(stream, monkeypatch):
 
 def test_several_jobs_are_listed_next(tuner):
     options = ("--device", "H200", "--tp", "8", "--attention", "--workload", "offline")
-    assert "next: tuner jobs\n" in tuner("submit", "deepseek-r1", *options).stderr
+    assert "next: tuner jobs\n" in tuner("jobs", "submit", "deepseek-r1", *options).stderr
 
 
 def test_a_recording_is_named_as_the_worker_will_see_it(tuner, monkeypatch):
@@ -112,7 +114,7 @@ def test_a_recording_is_named_as_the_worker_will_see_it(tuner, monkeypatch):
 def test_attention_s_points_travel_with_the_job(tuner, tmp_path):
     file = tmp_path / "own.toml"
     file.write_text("[[point]]\nbatch_size = 64\ncached_tokens = 4096\n")
-    posted = tuner("submit", DECODE, "--device", "H200", "--workload", str(file), "--json")
+    posted = tuner("jobs", "submit", DECODE, "--device", "H200", "--workload", str(file), "--json")
     request = json.loads(posted.stdout)["request"]
     assert request["problem"] == DECODE
     point = {"batch_size": 64, "new_tokens": 1, "cached_tokens": 4096, "weight": 1.0}
@@ -129,9 +131,9 @@ def test_what_a_server_s_log_shows_travels_with_the_jobs_of_all_families(tuner, 
     log = tmp_path / "server.log"
     log.write_text(SERVED)
     options = ("deepseek-r1", "--device", "H200", "--tp", "8", "--workload", str(log))
-    layer = tuner("submit", *options, "--families", "fused_moe", "--json")
+    layer = tuner("jobs", "submit", *options, "--families", "fused_moe", "--json")
     assert json.loads(layer.stdout)["request"]["batch_sizes"] == [8, 512]
-    attention = tuner("submit", *options, "--attention", "--json")
+    attention = tuner("jobs", "submit", *options, "--attention", "--json")
     points = {
         job["request"]["problem"].partition(":")[0]: job["request"]["workload"]
         for job in json.loads(attention.stdout)["jobs"]
@@ -145,14 +147,14 @@ def test_a_log_of_decode_alone_leaves_extend_its_usual_batches(tuner, tmp_path):
     log = tmp_path / "server.log"
     log.write_text(SERVED.splitlines()[1])
     options = ("--device", "H200", "--attention", "--workload", str(log), "--json")
-    posted = tuner("submit", "qwen3-30b-a3b", *options)
+    posted = tuner("jobs", "submit", "qwen3-30b-a3b", *options)
     assert "has no point of extend" in posted.stderr
     assert "the usual batches are tuned" in posted.stderr
 
 
 def test_a_model_s_attention_is_a_job_for_each_problem(tuner):
     options = ("--device", "H200", "--tp", "8", "--attention", "--workload", "offline")
-    posted = tuner("submit", "deepseek-r1", *options)
+    posted = tuner("jobs", "submit", "deepseek-r1", *options)
     ids = posted.stdout.split()
     listed = {job["id"]: job["request"] for job in json.loads(tuner("jobs", "--json").stdout)}
     assert listed.keys() == set(ids)
@@ -164,7 +166,9 @@ def test_a_model_s_attention_is_a_job_for_each_problem(tuner):
 
 def test_all_families_of_a_model_are_jobs(tuner):
     options = ("deepseek-r1", "--device", "H200", "--tp", "8", "--batch-sizes", "1,2")
-    posted = tuner("submit", *options, "--workload", "offline", "--families", "all", "--json")
+    posted = tuner(
+        "jobs", "submit", *options, "--workload", "offline", "--families", "all", "--json"
+    )
     assert "also has" not in posted.stderr
     requests = [job["request"] for job in json.loads(posted.stdout)["jobs"]]
     kinds = {request["problem"].partition(":")[0] for request in requests}
@@ -176,12 +180,12 @@ def test_all_families_of_a_model_are_jobs(tuner):
         if "attention" in request["problem"]:
             assert (request["workload"], "batch_sizes" in request) == ("offline", False)
     for every in ((), ("--all",)):
-        read = tuner("submit", *options, *every, "--json")
+        read = tuner("jobs", "submit", *options, *every, "--json")
         assert "left out extend_attention:" in read.stderr  # an H200's servers read no file for it
         read = [job["request"] for job in json.loads(read.stdout)["jobs"]]
         assert {one["problem"].partition(":")[0] for one in read} == {"fused_moe", "block_gemm"}
         assert all(one in requests for one in read)
-    one = tuner("submit", *options, "--families", "fused_moe", "--json")
+    one = tuner("jobs", "submit", *options, "--families", "fused_moe", "--json")
     assert json.loads(one.stdout)["request"] in read
 
 
@@ -196,20 +200,20 @@ REFUSED_FOR_ATTENTION = [
 ]
 
 
-@pytest.mark.parametrize("command", ["tune", "submit"])
+@pytest.mark.parametrize("command", ["tune", "jobs submit"])
 def test_an_option_of_a_layer_or_a_model_is_refused_for_attention(tuner, command, subtests):
     """A problem names its model's sizes, so it takes no option of a model."""
     for target, option in REFUSED_FOR_ATTENTION:
         with subtests.test(f"{target} {option}"):
             options = ("--device", "H200", "--measure", "predict", *option.split())
-            done = tuner(command, *target.split(), *options, code=2)
+            done = tuner(*command.split(), *target.split(), *options, code=2)
             assert done.stdout == ""
             assert option.split()[0] in done.stderr
 
 
 def test_ids_are_whole_in_a_pipe_and_short_on_a_terminal_where_they_name_a_job(tuner, monkeypatch):
     options = ("--device", "H200", "--tp", "8", "--attention", "--workload", "offline")
-    ids = tuner("submit", "deepseek-r1", *options).stdout.split()
+    ids = tuner("jobs", "submit", "deepseek-r1", *options).stdout.split()
     monkeypatch.delenv("COLUMNS", raising=False)
     head, rule, *rows = tuner("jobs").stdout.splitlines()
     assert sorted(row.split()[0] for row in rows) == sorted(ids)  # a pipe has a line for each
@@ -219,41 +223,44 @@ def test_ids_are_whole_in_a_pipe_and_short_on_a_terminal_where_they_name_a_job(t
     shown = [line.split()[0] for line in narrow.splitlines() if line.startswith(ids[0][:6])]
     assert len(shown) == len(ids) and max(map(len, shown)) < len(ids[0])
     for short in shown:
-        found = json.loads(tuner("job", short, "--json").stdout)["id"]
-        assert found.startswith(short) and found in tuner("job", short).stdout
+        found = json.loads(tuner("jobs", "show", short, "--json").stdout)["id"]
+        assert found.startswith(short) and found in tuner("jobs", "show", short).stdout
     common = os.path.commonprefix(ids)
-    several = tuner("job", common[:2], code=2)
+    several = tuner("jobs", "show", common[:2], code=2)
     assert f"{len(ids)} jobs begin with {common[:2]}" in several.stderr
     shared = max(len(os.path.commonprefix([ids[0], other])) for other in ids[1:])
     unique = ids[0][: shared + 1]
-    assert json.loads(tuner("job", unique, "--json").stdout)["id"] == ids[0]
-    assert f"{ids[0]} is cancelled" in tuner("cancel", unique).stdout
-    tuner("job", "nothing", code=2)
+    assert json.loads(tuner("jobs", "show", unique, "--json").stdout)["id"] == ids[0]
+    assert f"{ids[0]} is cancelled" in tuner("jobs", "cancel", unique).stdout
+    tuner("jobs", "show", "nothing", code=2)
 
 
 def test_a_cancelled_job_ends_following_with_1(tuner):
     job_id = tuner(*REPLAY, f"replay:{RECORDING}", "--urgent").stdout.strip()
-    assert "cancelled" in tuner("cancel", job_id).stdout
-    followed = tuner("job", job_id, "--follow", code=1)
+    assert "cancelled" in tuner("jobs", "cancel", job_id).stdout
+    followed = tuner("jobs", "follow", job_id, code=1)
     assert "cancelled" in followed.stdout
 
 
-OF_QWEN = ("submit", "qwen3-30b-a3b", "--device", "H200")
+OF_QWEN = ("jobs", "submit", "qwen3-30b-a3b", "--device", "H200")
 BAD_INPUT = [
     ((*OF_QWEN, "--attention", "--workload", "no.log"), "no use is called 'no.log'"),
     ((*OF_QWEN, "--attention", "--workload", "no.log"), "a file is named by an existing path"),
     ((*OF_QWEN, "--workload", "hello.log"), "names no batch: give a server's log"),
-    (("submit", PROBLEM.spec(), "--device", "H200", "--workload", "chat"), "is for attention"),
-    (("job", "nope"), "there is no job 'nope'"),
-    (("cancel", "nope"), "there is no job 'nope'"),
+    (
+        ("jobs", "submit", PROBLEM.spec(), "--device", "H200", "--workload", "chat"),
+        "is for attention",
+    ),
+    (("jobs", "show", "nope"), "there is no job 'nope'"),
+    (("jobs", "cancel", "nope"), "there is no job 'nope'"),
     (("jobs", "--state", "runing"), "did you mean 'running'"),
     (("jobs", "--device", "L40X"), "did you mean 'L40'"),
-    (("submit", "deepseek-r1", "--device", "L40X"), "did you mean 'L40'"),
+    (("jobs", "submit", "deepseek-r1", "--device", "L40X"), "did you mean 'L40'"),
     ((*OF_QWEN, "--families", "fused_mo"), "unknown family 'fused_mo'; did you mean 'fused_moe'?"),
     ((*OF_QWEN, "--families", "all", "--attention"), "leave --attention out"),
     ((*REPLAY, "guess"), "unknown way of measuring"),
-    (("nightly", "--last"), "there was no night yet"),
-    (("nightly", "--watch-list", "none.toml"), "No such file"),
+    (("nightly", "run", "--last"), "there was no night yet"),
+    (("nightly", "run", "--watch-list", "none.toml"), "No such file"),
     (("worker",), "TUNER_BROKER_URL"),
 ]
 
@@ -273,7 +280,7 @@ def test_jobs_are_listed_by_state_and_client(tuner):
     first, second, third = (
         tuner(*REPLAY, f"replay:{RECORDING}", "--seed", seed).stdout.strip() for seed in "123"
     )
-    tuner("cancel", second)
+    tuner("jobs", "cancel", second)
 
     def listed(*options: str) -> list[str]:
         return [job["id"] for job in json.loads(tuner("jobs", *options, "--json").stdout)]
@@ -291,20 +298,20 @@ def test_a_night_is_shown_before_and_after(tuner, tmp_path):
         '[[watch]]\nmodels = ["deepseek-r1"]\ndevices = ["L40S"]\ntp = [8, 16]\n'
         'dtypes = ["int8_w8a8"]\nmeasure = "predict"\n'
     )
-    dry = tuner("nightly", "--dry-run", "--watch-list", str(watch_list))
+    dry = tuner("nightly", "run", "--dry-run", "--watch-list", str(watch_list))
     assert "2 watched, 2 to do" in dry.stdout
     assert "NVIDIA_L40S" in dry.stdout
     assert json.loads(tuner("jobs", "--json").stdout) == []
-    assert "2 queued" in tuner("nightly", "--watch-list", str(watch_list)).stdout
+    assert "2 queued" in tuner("nightly", "run", "--watch-list", str(watch_list)).stdout
     assert len(json.loads(tuner("jobs", "--json").stdout)) == 2
-    last = json.loads(tuner("nightly", "--last", "--json").stdout)
+    last = json.loads(tuner("nightly", "run", "--last", "--json").stdout)
     assert len(last["submitted"]) == 2
-    assert "2 queued" in tuner("nightly", "--last").stdout
+    assert "2 queued" in tuner("nightly", "run", "--last").stdout
 
 
 def test_a_list_says_what_each_job_is_of_how_old_it_is_and_why_it_waits(tuner, monkeypatch):
     model = ("deepseek-r1", "--tp", "8", "--device", "H20", "--engine", "sglang")
-    posted = tuner("submit", *model, "--families", "fused_moe")
+    posted = tuner("jobs", "submit", *model, "--families", "fused_moe")
     job_id = posted.stdout.strip()
     why = "no worker with NVIDIA_H20 and sglang"
     monkeypatch.delenv("COLUMNS", raising=False)  # as in a pipe
@@ -318,40 +325,45 @@ def test_a_list_says_what_each_job_is_of_how_old_it_is_and_why_it_waits(tuner, m
         f"^{job_id}  queued  NVIDIA_H20  deepseek-r1 TP 8 fused_moe  \\d+ s$", shown, re.M
     )
     assert f"queued: {why}" in shown
-    tuner("cancel", job_id)
+    tuner("jobs", "cancel", job_id)
     assert why not in tuner("jobs").stdout
 
 
 def test_a_watch_and_a_night_say_that_nobody_will_do_their_jobs(tuner, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    added = tuner("watches", "add", "deepseek-r1", "--device", "H20", "--tp", "16")
+    added = tuner("nightly", "watches", "add", "deepseek-r1", "--device", "H20", "--tp", "16")
     assert "its jobs will wait: no worker with NVIDIA_H20 and sglang was ever seen" in added.stderr
-    for words in (("nightly", "--dry-run"), ("nightly",), ("nightly", "--last")):
+    for words in (
+        ("nightly", "run", "--dry-run"),
+        ("nightly", "run"),
+        ("nightly", "run", "--last"),
+    ):
         shown = tuner(*words).stdout
         assert "its jobs wait: no worker with NVIDIA_H20 and sglang" in shown
         assert "missing  fused_moe:E=257,N=128," in shown
         assert "on NVIDIA_H20, gpu; 36 of 36 points have no result" in shown
         assert max(map(len, shown.splitlines())) <= 80
     assert (
-        "its jobs" not in tuner("watches", "add", "deepseek-r1", "--device", "H20", "--json").stdout
+        "its jobs"
+        not in tuner("nightly", "watches", "add", "deepseek-r1", "--device", "H20", "--json").stdout
     )
 
 
 def test_prune_says_how_much_it_deleted(tuner):
-    refused = tuner("prune", "--days", "3", code=2)
+    refused = tuner("admin", "prune", "--days", "3", code=2)
     assert "greater than or equal to 30" in refused.stderr
-    done = tuner("prune", "--days", "180")
+    done = tuner("admin", "prune", "--days", "180")
     assert done.stdout == "deleted 0 jobs, 0 runs, 0 trials, 0 nights\n"
 
 
 def test_migrate_names_the_store_that_it_made(tuner, tmp_path):
-    done = tuner("migrate")
+    done = tuner("admin", "migrate")
     assert f"the store {tmp_path / 'tuner.db'} has this program's schema" in done.stderr
 
 
 def test_with_all_an_option_says_which_families_it_does_not_bound(tuner):
     options = ("qwen3-235b-a22b", "--tp", "4", "--device", "H200", "--all")
-    few = tuner("submit", *options, "--batch-sizes", "1,64")
+    few = tuner("jobs", "submit", *options, "--batch-sizes", "1,64")
     assert "--batch-sizes does not bound attention: --workload does" in few.stderr
-    both = tuner("submit", *options, "--batch-sizes", "1,64", "--workload", "chat")
+    both = tuner("jobs", "submit", *options, "--batch-sizes", "1,64", "--workload", "chat")
     assert "does not bound" not in both.stderr

@@ -113,7 +113,7 @@ def test_a_patch_for_a_release_that_is_not_here_says_how_to_add_it(tuner, tmp_pa
     log.write_text("out of resource: shared memory, Required: 106496, Hardware limit: 101376.\n")
     named = ("--device", "A10", "--engine", "sglang==0.4.0.post2")
     done = tuner("diagnose", log, *named, "--write-patch", tmp_path / "extend.patch", code=2)
-    assert "`tuner engines add sglang==0.4.0.post2` adds it" in done.stderr
+    assert "`tuner list engines --add sglang==0.4.0.post2` adds it" in done.stderr
     assert not (tmp_path / "extend.patch").exists()
 
 

@@ -1,4 +1,4 @@
-"""`tuner engines`: what it prints, and how it refuses."""
+"""`tuner list engines`: what it prints, and how it refuses."""
 
 import json
 import os
@@ -33,36 +33,36 @@ def env(index, tmp_path_factory):
 
 
 def tuner(env: dict[str, str], *args: str) -> CompletedProcess[str]:
-    return run("engines", *args, env=env)
+    return run("list", "engines", *args, env=env)
 
 
 @pytest.fixture(scope="module")
 def added(env):
-    done = tuner(env, "add", "vllm==1.2.0", "--json")
+    done = tuner(env, "--add", "vllm==1.2.0", "--json")
     assert done.returncode == 0, done.stderr
     assert "Triton" in done.stderr
     return Path(json.loads(done.stdout)["path"])
 
 
 def test_what_was_added_is_listed_with_its_triton(env, added):
-    done = tuner(env, "list")
+    done = tuner(env)
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["vllm", "1.2.0", "added", "9.1.0", "yes"] in [row[:5] for row in rows]
-    listed = json.loads(tuner(env, "list", "--json").stdout)
+    listed = json.loads(tuner(env, "--json").stdout)
     (ours,) = (one for one in listed if one["name"] == "vllm")
     assert (ours["path"], ours["triton"], ours["triton_here"]) == (str(added), "9.1.0", True)
 
 
 BAD_INPUT = [
-    ("add vlm==1.2.0", "unknown engine 'vlm'; did you mean 'vllm'?"),
-    ("add vllm", "the package index has no vllm==0.33.0; its newest are 1.2.0"),
-    ("add vllm==", "names no version"),
-    ("add vllm==1.2.1", "no vllm==1.2.1; did you mean '1.2.0'?"),
-    ("add vllm==--help", "'--help' is not a version"),
-    ("add sglang==1.0", "no wheel of sglang==1.0"),
-    ("remove vllm==1.1.0", "did you mean '1.2.0'?"),
+    ("--add vlm==1.2.0", "unknown engine 'vlm'; did you mean 'vllm'?"),
+    ("--add vllm", "the package index has no vllm==0.33.0; its newest are 1.2.0"),
+    ("--add vllm==", "names no version"),
+    ("--add vllm==1.2.1", "no vllm==1.2.1; did you mean '1.2.0'?"),
+    ("--add vllm==--help", "'--help' is not a version"),
+    ("--add sglang==1.0", "no wheel of sglang==1.0"),
+    ("--remove vllm==1.1.0", "did you mean '1.2.0'?"),
 ]
 
 
@@ -77,7 +77,7 @@ def test_bad_input_is_one_line_with_the_next_step(env, added, subtests):
 def test_without_a_network_adding_fails_and_says_what_to_do(env, added):
     with serving() as gone:
         unreachable = {**env, "PIP_INDEX_URL": f"{gone.url}/simple", "PIP_RETRIES": "1"}
-    done = tuner(unreachable, "add", "vllm==1.0.0")
+    done = tuner(unreachable, "--add", "vllm==1.0.0")
     assert done.returncode == 1
     assert "the package index cannot be reached" in done.stderr.splitlines()[-1]
     assert "pip config list" in done.stderr.splitlines()[-1]
@@ -85,9 +85,9 @@ def test_without_a_network_adding_fails_and_says_what_to_do(env, added):
 
 
 def test_remove_names_the_triton_that_nobody_pins_any_more(env, added):
-    done = tuner(env, "remove", "vllm==1.2.0", "--json")
+    done = tuner(env, "--remove", "vllm==1.2.0", "--json")
     assert json.loads(done.stdout) == {"path": str(added)}
     assert not added.exists()
-    assert "`tuner engines remove triton==9.1.0` removes it" in done.stderr
-    assert tuner(env, "remove", "triton==9.1.0").returncode == 0
-    assert "no engine is here" in tuner(env, "list").stderr
+    assert "`tuner list engines --remove triton==9.1.0` removes it" in done.stderr
+    assert tuner(env, "--remove", "triton==9.1.0").returncode == 0
+    assert "no engine is here" in tuner(env).stderr

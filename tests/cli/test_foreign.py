@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 COMMANDS = {
-    "workers": (["migrate"], ["keys", "list"], ["worker"], ["nightly", "--last"]),
+    "workers": (
+        ["admin", "migrate"],
+        ["admin", "keys", "list"],
+        ["worker"],
+        ["nightly", "run", "--last"],
+    ),
     "api": (["serve"],),
 }
 
@@ -35,4 +40,4 @@ def test_a_command_refuses_the_package_of_another_distribution(tmp_path, package
         assert f"the package {package!r} of engine-tuner" in done.stderr
         assert str(foreign) in done.stderr
     assert not (tmp_path / "t.db").exists()
-    assert run(["devices"], tmp_path).returncode == 0
+    assert run(["list", "devices"], tmp_path).returncode == 0

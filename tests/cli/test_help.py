@@ -10,8 +10,8 @@ import shellingham
 import typer
 from typer.testing import CliRunner
 
-from tuner.cli.app import EXAMPLES, OPTION_NAMES, SECTIONS
 from tuner.cli.commands import app
+from tuner.cli.help import EXAMPLES, OPTION_NAMES, SECTIONS
 
 RUNNER = CliRunner()
 GROUP = typer.main.get_command(app)
@@ -36,6 +36,16 @@ def run(*words: str) -> str:
 def test_each_command_has_one_section():
     listed = [name for section in SECTIONS.values() for name in section]
     assert sorted(listed) == sorted(GROUP.commands)
+    assert len(listed) <= 18
+
+
+def test_a_group_that_lists_needs_no_word_for_it(subtests):
+    groups = [words.removesuffix(" list") for words in ALL if words.endswith(" list")]
+    for words in (one for one in groups if one not in ("results", "admin keys")):
+        with subtests.test(words):
+            assert run(*words.split()) == run(*words.split(), "list")
+            refused = RUNNER.invoke(app, [*words.split(), "--json", "list"])
+            assert (refused.exit_code, "write options behind `list`" in refused.output) == (2, True)
 
 
 def test_each_command_has_an_example_and_nothing_else_has():
@@ -80,7 +90,7 @@ def test_the_list_of_commands_is_grouped_and_nothing_is_cut():
 def test_no_command_shows_the_help():
     assert run() == run("--help") == run("help")
     assert run("help", "tune") == run("tune", "--help")
-    assert run("help", "engines", "add") == run("engines", "add", "--help")
+    assert run("help", "admin", "keys") == run("admin", "keys", "--help")
 
 
 def test_completion_can_be_installed(monkeypatch):
@@ -97,7 +107,7 @@ def test_completion_can_be_installed(monkeypatch):
         ("tuner plan qwen3-235b-a22b-f", {"qwen3-235b-a22b-fp8"}),
         ("tuner tune deepseek-r1 --device H20", {"H20", "H200"}),
         ("tuner tune deepseek-r1 --measure p", {"predict"}),
-        ("tuner submit deepseek-r1 --effort q", {"quick"}),
+        ("tuner jobs submit deepseek-r1 --effort q", {"quick"}),
         ("tuner export --engine vl", {"vllm"}),
         ("tuner jobs --state ru", {"running"}),
     ],
@@ -110,9 +120,9 @@ def test_names_and_values_are_completed(words, found):
     assert found <= set(done.output.split()), done.output
 
 
-@pytest.mark.parametrize("words", ["export", "check", "report", "tune", "plan", "submit"])
+@pytest.mark.parametrize("words", ["export", "check", "report", "tune", "plan", "jobs submit"])
 def test_common_options_come_before_those_of_kernels(words):
-    common, _, kernels = run(words, "--help").partition("\nOptions of kernels:\n")
+    common, _, kernels = run(*words.split(), "--help").partition("\nOptions of kernels:\n")
     assert "  --device" in common
     assert "  --json" in common
     assert "\n  --attention" not in common
@@ -137,7 +147,7 @@ def test_the_engines_names_of_options_are_understood(subtests):
 
 
 def test_the_lists_have_the_other_names():
-    models, devices = run("models").splitlines(), run("devices").splitlines()
+    models, devices = run("list", "models").splitlines(), run("list", "devices").splitlines()
     assert models[models.index(next(m for m in models if m.startswith("glm-5-fp8 "))) + 1] == (
         "  or glm-5.1-fp8"
     )

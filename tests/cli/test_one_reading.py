@@ -39,7 +39,7 @@ def readings(monkeypatch) -> Counter[str]:
         ("tune", "{}", *SERVED, "--measure", "predict"),
         ("tune", "{}", *SERVED, "--all", "--engine", "sglang==0.5.16"),
         ("tune", "{}", *SERVED, "--attention"),
-        ("submit", "{}", *SERVED, "--all"),
+        ("jobs", "submit", "{}", *SERVED, "--all"),
         ("export", "--model", "{}", *SERVED),
         ("report", "--model", "{}", *SERVED),
     ],

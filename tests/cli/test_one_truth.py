@@ -103,14 +103,14 @@ def test_all_commands_say_the_same_of_a_checkpoint_that_needs_a_flag(tuner, subt
             said = tuner("report", *SERVED, *given)
             assert f"{gain}x as fast at M=1 (predicted, {OVER})" in said
 
-    posted = tuner("submit", *model, *SERVED, *predicted, "--json").partition("{")[2]
+    posted = tuner("jobs", "submit", *model, *SERVED, *predicted, "--json").partition("{")[2]
     assert '"checkpoint": "int8_w8a8 compressed-tensors int8"' in posted
 
     untuned = (*predicted[:-1], 2)
-    post = ("submit", *model, *SERVED, *untuned, f"--server-args={FLAG}", "--json")
+    post = ("jobs", "submit", *model, *SERVED, *untuned, f"--server-args={FLAG}", "--json")
     job = json.loads("{" + tuner(*post).partition("{")[2])
     (tmp_path / "nightly.toml").write_text(WATCH.format(**job["request"]))
-    night = tuner("nightly", "--watch-list", "nightly.toml", "--json")
+    night = tuner("nightly", "run", "--watch-list", "nightly.toml", "--json")
     assert json.loads("{" + night.partition("{")[2])["waiting"] == [job["id"]]
 
     cluster = tmp_path / "cluster.toml"

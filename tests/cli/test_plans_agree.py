@@ -1,4 +1,4 @@
-"""A model is one plan: `tuner plan`, `tune --all` and `submit` choose the same problems."""
+"""A model is one plan: `tuner plan`, `tune --all` and `jobs submit` choose the same problems."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def chosen(tuned, *words):
     """What each command chooses; the exit code alone for a model that cannot be served so."""
     tuned.clear()
     done = CliRunner().invoke(app, ["tune", *words, "--all"])
-    posted = CliRunner().invoke(app, ["submit", *words, "--json"])
+    posted = CliRunner().invoke(app, ["jobs", "submit", *words, "--json"])
     assert posted.exit_code == done.exit_code, (done.stderr, posted.stderr)
     if done.exit_code:
         return done.exit_code, posted.exit_code, posted.exit_code
@@ -64,7 +64,7 @@ def test_tune_all_and_submit_choose_the_same_problems_of_each_preset(tuned, serv
 def test_flags_of_servers_add_what_they_make_servers_read(tuned):
     words = ("qwen3-32b", "--tp", "4", "--device", "H200", "--engine", "sglang==0.5.16")
     assert chosen(tuned, *words)[1] == []  # FlashAttention 3 and cuBLAS
-    said = tuner("submit", *words).stderr
+    said = tuner("jobs", "submit", *words).stderr
     assert "left out decode_attention:" in said
     assert said.endswith("nothing is queued\n")
     assert "runs FlashAttention 3" in said
@@ -74,6 +74,6 @@ def test_flags_of_servers_add_what_they_make_servers_read(tuned):
         "decode_attention",
         "extend_attention",
     }
-    named = json.loads(tuner("submit", *words, "--families", "attention", "--json").stdout)
+    named = json.loads(tuner("jobs", "submit", *words, "--families", "attention", "--json").stdout)
     asked = sorted(one["request"]["problem"] for one in named["jobs"])
     assert asked == [problem for problem, _ in queued]

@@ -10,7 +10,7 @@ import pytest
 TUNER = Path(sys.executable).with_name("tuner")
 
 
-@pytest.mark.parametrize("words", ["models", "devices --json", "models --help"])
+@pytest.mark.parametrize("words", ["list models", "list devices --json", "list models --help"])
 def test_a_full_disk_behind_standard_output_is_one_line(env, words):
     done = subprocess.run(
         ["bash", "-c", f'"{TUNER}" {words} > /dev/full'], env=env, capture_output=True, text=True
@@ -21,7 +21,7 @@ def test_a_full_disk_behind_standard_output_is_one_line(env, words):
     )
 
 
-@pytest.mark.parametrize("line", ["models >&-", "models | head -1", "models | true"])
+@pytest.mark.parametrize("line", ["list models >&-", "list models | head -1", "list models | true"])
 def test_a_reader_that_has_gone_is_no_error(env, line):
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", f'"{TUNER}" {line}'], env=env, capture_output=True
@@ -35,7 +35,7 @@ def test_an_interrupt_while_modules_are_imported_ends_quietly(env, tmp_path):
         f"import os\nos.kill(os.getpid(), {int(signal.SIGINT)})\nraise SystemExit('not stopped')\n"
     )
     done = subprocess.run(
-        [TUNER, "models"],
+        [TUNER, "list", "models"],
         env={**env, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -58,12 +58,21 @@ REPLAY_ATTENTION = (
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (("devices",), 0),
-        (("models",), 0),
-        (("engines", "list"), 0),
+        (
+            ("list", "devices"),
+            0,
+        ),
+        (
+            ("list", "models"),
+            0,
+        ),
+        (("list", "engines"), 0),
         ((*REPLAY_ATTENTION, "--engine", ENGINE), 0),
         (("jobs",), 0),
-        (("coverage",), 0),
+        (
+            ("nightly", "coverage"),
+            0,
+        ),
         (("bench-report", BENCH), 0),
         (("preflight", f"--node=l40s-01={CLUSTER / 'l40s-miswired'}"), 1),
     ],

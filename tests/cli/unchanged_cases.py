@@ -152,8 +152,8 @@ def _row_text(table: str, row: sqlite3.Row) -> str:
 
 
 def tables_of_names(run: Run) -> None:
-    run.tuner("devices", "--json")
-    run.tuner("models", "--json")
+    run.tuner("list", "devices", "--json")
+    run.tuner("list", "models", "--json")
 
 
 def moe_replayed(run: Run) -> None:
@@ -208,7 +208,7 @@ def existing_store(run: Run) -> None:
     run.export("H200", "h200")
     run.export("L40S", "l40s", "--allow-predicted", *ON_TRITON)
     run.tuner("jobs", "--json")
-    run.tuner("keys", "list", "--json")
+    run.tuner("admin", "keys", "list", "--json")
     run.keep_store()
 
 
@@ -242,7 +242,7 @@ def deployed(run: Run) -> None:
 def submitted(run: Run) -> None:
     """Jobs in a local store, and their requests as they are stored."""
     for options in _JOBS:
-        run.tuner("submit", *options, "--engine", ENGINE, "--json")
+        run.tuner("jobs", "submit", *options, "--engine", ENGINE, "--json")
     listed = json.loads(run.tuner("jobs", "--json", keep=False))
     # Jobs of one millisecond are listed in any order.
     listed.sort(key=lambda job: json.dumps(job["request"]))
@@ -347,9 +347,9 @@ def make_store(folder: Path) -> None:
         run.tuner(*_replay_attention(spec, f"{spec.partition(':')[0]}.csv.gz"))
     run.tuner(*_predict(INT8_LAYER), "--batch-sizes", "1,64")
     for options in _JOBS:
-        run.tuner("submit", *options, "--engine", ENGINE)
+        run.tuner("jobs", "submit", *options, "--engine", ENGINE)
     (folder / "token").write_text("a-key-of-the-tests-0123456789abcdef\n")
-    run.tuner("keys", "add", "tests", "--token-file", "token")
+    run.tuner("admin", "keys", "create", "tests", "--token-file", "token")
     with contextlib.closing(sqlite3.connect(run.store)) as connection:
         connection.execute("pragma journal_mode = delete")
         connection.execute("vacuum")

@@ -208,7 +208,9 @@ def test_a_model_that_is_no_preset_is_known_by_its_config(tmp_path: Path) -> Non
     assert any("set model.config" in note for note in noted.notes)
     others = [replace(parse_problem(words[1]), N=n) for n in (256, 384, 512, 640, 768)]
     many = [replace(winners(H20)[0], problem=problem) for problem in others]
-    with pytest.raises(ExportRefused, match=r"of 5: `tuner coverage --device NVIDIA_H20` lists"):
+    with pytest.raises(
+        ExportRefused, match=r"of 5: `tuner nightly coverage --device NVIDIA_H20` lists"
+    ):
         build(H20, unknown, of=many)
 
 

@@ -60,7 +60,7 @@ def refusals(engine: EngineSource) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(("engine", "version", "least", "at_most"), only(SURVEYED[:1], SURVEYED))
 def test_nearly_all_kernels_lift(engine, version, least, at_most):
     root = Path(sys.prefix, "share", "tuner", "engines", f"{engine}-{version}", engine)
-    assert root.is_dir(), f"`tuner engines add {engine}=={version}` adds it"
+    assert root.is_dir(), f"`tuner list engines --add {engine}=={version}` adds it"
     found = dict(refusals(EngineSource(root, f"{engine} {version}", platform_probes(CUDA))))
     assert len(found) == at_most
     refused = {name: why for name, why in found.items() if why}

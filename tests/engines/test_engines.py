@@ -113,7 +113,7 @@ def test_a_checkout_that_does_not_say_its_version(bare, tmp_path):
     [
         (
             "sglang==0.5.13",
-            r"here, only 0\.4\.4, 0\.5\.12: `tuner engines add sglang==0\.5\.13` adds it",
+            r"here, only 0\.4\.4, 0\.5\.12: `tuner list engines --add sglang==0\.5\.13` adds it",
         ),
         ("sglang==", "no sglang== here"),
         ("sglan", "unknown engine 'sglan'; did you mean 'sglang'"),

@@ -167,7 +167,7 @@ def test_two_processes_do_not_add_at_once(own, index):
     own.mkdir(parents=True)
     with (own / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(EngineNotFetched, match="another `tuner engines add`"):
+        with pytest.raises(EngineNotFetched, match="another `tuner list engines --add`"):
             add("vllm", "1.2.0", print)
 
 

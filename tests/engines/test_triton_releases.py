@@ -208,7 +208,7 @@ def test_where_the_engine_s_triton_is_missing_the_note_says_how_to_get_it(engine
     found = triton_for(engine("3.99.0"))
     assert (found.version, found.folder) == (INSTALLED, None)
     assert "runs Triton 3.99.0, which is not here" in found.note
-    assert found.note.endswith("tuner engines add sglang==0.5.99")
+    assert found.note.endswith("tuner list engines --add sglang==0.5.99")
 
 
 def test_an_engine_s_unpacked_triton_is_taken(engine, tmp_path):

@@ -92,7 +92,7 @@ class TestKeys:
         admin = keys.add("admin", Scope.ADMIN)
         urgent = {**JOB, "urgent": True}
         said = server.call("POST", "/v1/jobs", urgent, key=plain).problem(403)
-        assert "`tuner keys add NAME --scope submit,urgent`" in said
+        assert "`tuner admin keys create NAME --scope submit,urgent`" in said
         assert server.call("GET", "/v1/jobs", key=plain).json["jobs"] == []
         assert server.call("POST", "/v1/jobs", JOB, key=plain).status == 202
         for seed, key in enumerate((hasty, admin), 1):

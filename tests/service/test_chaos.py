@@ -56,7 +56,15 @@ def test_a_sqlite_file_survives_its_neighbours(compile_cache):
     assert "| jobs accepted over HTTP | 24 (" in said
     for what in ("API", "worker", "tuning process"):
         assert f"1 kill {what}" in said and f"1 SIGTERM to {what}" in said
-    for command in ("keys add", "keys list", "jobs", "coverage", "nightly", "export", "tune"):
+    for command in (
+        "keys create",
+        "keys list",
+        "jobs",
+        "coverage",
+        "nightly run",
+        "export",
+        "tune",
+    ):
         assert re.search(rf"beside the service \| .*[0-9] {command}\b", said)
 
 

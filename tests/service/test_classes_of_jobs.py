@@ -81,7 +81,17 @@ def test_a_posted_job_has_the_class(server, subtests):
 
 def test_a_submitted_job_has_the_class_here_and_on_a_server(server, store_url, monkeypatch):
     monkeypatch.setenv("TUNER_DATABASE_URL", store_url)
-    words = ["submit", NANO.name, "--device", "H100", "--engine", ENGINE, "--measure", "predict"]
+    words = [
+        "jobs",
+        "submit",
+        NANO.name,
+        "--device",
+        "H100",
+        "--engine",
+        ENGINE,
+        "--measure",
+        "predict",
+    ]
     words += ["--families", "fused_moe"]
     here = CliRunner().invoke(app, [*words, "--json"])
     there = CliRunner().invoke(app, [*words, "--json", "--server", server.url])
@@ -188,7 +198,7 @@ def test_a_job_and_a_command_expect_the_same_of_servers(device):
             jobs = [
                 new_request(p, device, engine, server=settings_to_keep(name, p, flags))
                 for p, flags in by_command.items()
-            ]  # as `tuner submit --all` makes them
+            ]  # as `tuner jobs submit --all` makes them
             with suppress(BadInput):  # without experts, or with several kinds, or too many
                 jobs += jobs_of(model.name, device, engine)
             for job in jobs:

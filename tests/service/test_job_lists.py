@@ -174,7 +174,7 @@ def test_a_job_of_another_release_is_listed_as_it_is_stored(
     assert "unreadable" not in listed[other]
     assert [job.id for job in RemoteQueue(server.url, None).list()] == [other, foreign]
     monkeypatch.setenv("TUNER_SERVER", server.url)
-    for arguments in (["jobs"], ["job", foreign]):
+    for arguments in (["jobs"], ["jobs", "show", foreign]):
         shown = CliRunner().invoke(app, arguments)
         assert (shown.exit_code, foreign[:12] in shown.stdout) == (0, True), shown.stderr
     assert foreign in visitor.open("/jobs")

@@ -83,7 +83,7 @@ def test_the_fastest_trials_of_two_nights_are_compared(settings):
         assert one.changed[0] == "up,M=1"
         same = diff_nights(store, SCHEDULE, SECOND, SECOND)
         assert [one.change for one in same.problems] == ["the same"]
-        with pytest.raises(BadInput, match="tuner nightly --list"):
+        with pytest.raises(BadInput, match="tuner nightly run --list"):
             diff_nights(store, SCHEDULE, FIRST, SECOND + timedelta(days=1))
 
 

@@ -87,7 +87,7 @@ def test_a_store_that_is_away_is_told_too(tmp_path):
     env = {"PATH": os.defpath, "HOME": str(tmp_path)}
     env["TUNER_DATABASE_URL"] = f"postgresql://nobody:none@127.0.0.1:{free_port()}/none"
     done = subprocess.run(
-        [TUNER, "nightly"], env=env, capture_output=True, text=True, check=False, timeout=60
+        [TUNER, "nightly", "run"], env=env, capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 75, done.stderr
 
@@ -117,7 +117,7 @@ def test_the_cron_job_is_good():
     assert pod["restartPolicy"] == "Never"  # as a podFailurePolicy needs it
     assert rule["onExitCodes"] == {"operator": "In", "values": [1, 2]}
     (container,) = pod["containers"]
-    assert container["command"] == ["tuner", "nightly"]
+    assert container["command"] == ["tuner", "nightly", "run"]
     assert [one["name"] for one in container["env"]] == ["TUNER_SERVER", "TUNER_API_KEY"]
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     assert container["image"] in str(services)

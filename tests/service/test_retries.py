@@ -175,11 +175,11 @@ class TestCommand:
         listed = tuner("jobs", "--state", "dead").splitlines()
         assert listed[0].endswith("why")
         assert listed[2].endswith(f"  {WHY[:87]}...")
-        assert tuner("retry", job_id) == f"{job_id} is queued\n"
-        assert json.loads(tuner("retry", job_id, "--json"))["state"] == "queued"
+        assert tuner("jobs", "retry", job_id) == f"{job_id} is queued\n"
+        assert json.loads(tuner("jobs", "retry", job_id, "--json"))["state"] == "queued"
         assert WHY[:87] not in tuner("jobs")
         set_job(jobs, job_id, state=JobState.DONE.value)
-        refused = CliRunner().invoke(app, ["retry", job_id])
+        refused = CliRunner().invoke(app, ["jobs", "retry", job_id])
         assert (refused.exit_code, refused.stdout) == (2, "")
         assert "is done: submit it anew" in refused.stderr
 
@@ -189,7 +189,7 @@ class TestCommand:
         set_job(jobs, job_id, error="one\n\x1b]0;two\x07")
         with jobs.database.write() as connection:
             append_event(connection, job_id, utc_now(), "dead", {"reason": "\x1b]0;three\x07"})
-        for arguments in (["jobs"], ["job", job_id], ["job", job_id, "--follow"]):
+        for arguments in (["jobs"], ["jobs", "show", job_id], ["jobs", "follow", job_id]):
             shown = CliRunner().invoke(app, arguments)
             text = shown.stdout + shown.stderr
             assert "31mRED" in text and "two" in text

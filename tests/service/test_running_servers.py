@@ -60,7 +60,7 @@ def test_a_server_that_nobody_lists_is_not_asked(server):
 def test_submit_takes_a_url(store_url, monkeypatch):
     monkeypatch.setenv("TUNER_DATABASE_URL", store_url)
     with sglang_server("0.5.16", **GIVEN) as url:
-        words = ["submit", url, "--device", "H200", "--measure", "predict", "--json"]
+        words = ["jobs", "submit", url, "--device", "H200", "--measure", "predict", "--json"]
         done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.stderr
     said = json.loads(done.stdout)

@@ -157,19 +157,21 @@ def test_a_server_listens_on_all_addresses_of_its_host(host):
 def test_a_job_is_posted_followed_done_and_exported(env, tmp_path):
     with serving(env) as (url, process):
         remote = {**env, "TUNER_SERVER": url, "TUNER_DATABASE_URL": "sqlite:////nowhere/x.db"}
-        posted = tuner(remote, "submit", *PREDICT)
+        posted = tuner(remote, "jobs", "submit", *PREDICT)
         job_id = posted.stdout.strip()
-        followed = tuner(remote, "job", job_id, "--follow", "--json")
+        followed = tuner(remote, "jobs", "follow", job_id, "--json")
         kinds = [line.split()[1].rstrip(":") for line in followed.stderr.splitlines()]
         assert kinds[:3] == ["submitted", "leased", "running"]
         assert followed.stderr.splitlines()[-2].startswith("trials: ")
         assert kinds[-1] == "done"
         assert json.loads(followed.stdout)["state"] == "done"
-        again = json.loads(tuner(remote, "submit", *PREDICT, "--json").stdout)
+        again = json.loads(tuner(remote, "jobs", "submit", *PREDICT, "--json").stdout)
         assert (again["id"], again["created"]) == (job_id, False)
         listed = json.loads(tuner(remote, "jobs", "--state", "done", "--json").stdout)
         assert [job["id"] for job in listed] == [job_id]
-        assert listed == [json.loads(tuner(env, "job", job_id, "--json").stdout)]  # as stored
+        assert listed == [
+            json.loads(tuner(env, "jobs", "show", job_id, "--json").stdout)
+        ]  # as stored
         path, key = "/v1/exports/L40S.tar?allow_predicted=true", key_file(env).read_text().strip()
         wanted = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {key}"})  # noqa: S310
         with urllib.request.urlopen(wanted) as tar:  # noqa: S310
@@ -182,8 +184,8 @@ def test_a_job_is_posted_followed_done_and_exported(env, tmp_path):
 
 def test_following_outlives_a_restart_of_the_server(env):
     with serving(env, "--no-worker") as (url, killed):
-        job_id = tuner(env, "submit", *REPLAY, "--server", url).stdout.strip()
-        command = [str(TUNER), "job", job_id, "--follow", "--server", url]
+        job_id = tuner(env, "jobs", "submit", *REPLAY, "--server", url).stdout.strip()
+        command = [str(TUNER), "jobs", "follow", job_id, "--server", url]
         follower = subprocess.Popen(command, env=env, **PIPES)
         assert "submitted" in follower.stderr.readline()
         assert "waiting" in follower.stderr.readline()  # there is no worker yet
@@ -201,7 +203,7 @@ def test_following_gives_up_on_a_server_that_does_not_come_back(tmp_path, monkey
     monkeypatch.setattr("tuner.cli.jobs.LOST_S", 1.0)
     settings = ApiSettings(Settings(f"sqlite:///{tmp_path / 'tuner.db'}"), no_auth=True)
     with ThreadPoolExecutor(1) as pool, api_serving(settings) as server:
-        arguments = ["job", server.submit()["id"], "--follow", "--server", server.url]
+        arguments = ["jobs", "follow", server.submit()["id"], "--server", server.url]
         ended = pool.submit(CliRunner().invoke, app, arguments)
         wait_for(lambda: server.app.state.api.streams.open == 1)
         server.stop()
@@ -213,7 +215,7 @@ def test_following_gives_up_on_a_server_that_does_not_come_back(tmp_path, monkey
 
 
 def test_the_client_says_what_is_amiss(env):
-    made = tuner(env, "keys", "add", "team", "--scope", "read")
+    made = tuner(env, "admin", "keys", "create", "team", "--scope", "read")
     key = made.stdout.strip()
     assert key.startswith("tuner_") and "not shown again" in made.stderr
     file = key_file(env)
@@ -233,11 +235,11 @@ def test_the_client_says_what_is_amiss(env):
         assert code == 2 and f"run `chmod 600 {file}`" in text
         file.chmod(0o600)
         assert said("jobs")[0] == 0
-        code, text = said("submit", *JOB)
+        code, text = said("jobs", "submit", *JOB)
         assert code == 2 and "a key of scope submit" in text
-        code, text = said("job", "0" * 26)
+        code, text = said("jobs", "show", "0" * 26)
         assert code == 2 and "there is no job" in text
-        tuner(env, "keys", "revoke", "team")
+        tuner(env, "admin", "keys", "revoke", "team")
         wait_for(lambda: said("jobs")[0] == 2)
         assert "was revoked" in said("jobs")[1]
     code, text = said("jobs")
@@ -264,7 +266,7 @@ def test_the_first_start_makes_a_key_that_the_command_line_finds(env):
             assert run.returncode == 0, run.stderr
             assert ('{"jobs":[],"next":null}', "job  state")[number] in run.stdout
         assert number == 1
-    (key,) = json.loads(tuner(env, "keys", "list", "--json").stdout)
+    (key,) = json.loads(tuner(env, "admin", "keys", "list", "--json").stdout)
     assert (key["name"], key["scope"], key["state"]) == ("local", "admin", "valid")
     before = file.read_text()
     with serving(env, "--no-worker") as (url, process):  # again: nothing is made
@@ -288,11 +290,11 @@ def test_a_key_of_elsewhere_is_left_alone(env, tmp_path, how):
         says = f"{file} holds a key that is not in this store: name another file"
     run = tuner(env, "serve", "--port", "0", code=2)
     assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
-    assert says in run.stderr and "`tuner keys add NAME --scope admin`" in run.stderr
+    assert says in run.stderr and "`tuner admin keys create NAME --scope admin`" in run.stderr
     if how != "variable":
         assert file.read_text() == "of-another-server"
         assert [path.name for path in file.parent.iterdir() if "api-key-" in path.name] == []
-    listed = tuner({**env, "TUNER_API_KEY": ""}, "keys", "list", "--json")
+    listed = tuner({**env, "TUNER_API_KEY": ""}, "admin", "keys", "list", "--json")
     assert json.loads(listed.stdout) == []
     # The next step that it names:
     env = {**env, "TUNER_API_KEY": "", "TUNER_API_KEY_FILE": str(tmp_path / "mine")}
@@ -305,19 +307,19 @@ def test_a_key_that_cannot_be_written_is_not_made(env, tmp_path):
     run = tuner(env, "serve", "--port", "0", code=2)
     assert f"cannot write a key to {key_file(env)}" in run.stderr
     assert "name another file in TUNER_API_KEY_FILE" in run.stderr
-    assert json.loads(tuner(env, "keys", "list", "--json").stdout) == []
+    assert json.loads(tuner(env, "admin", "keys", "list", "--json").stdout) == []
 
 
 def test_a_server_says_when_the_command_line_has_no_valid_key(env, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", env["XDG_CONFIG_HOME"])
-    tuner(env, "keys", "add", "team")
+    tuner(env, "admin", "keys", "create", "team")
 
     def door() -> str:
         settings = ApiSettings(Settings(env["TUNER_DATABASE_URL"]))
         words = check_keys(settings, "127.0.0.1", env).words
         return words.removeprefix("Every request needs a key")
 
-    add = "`tuner keys add NAME --scope admin` makes one."
+    add = "`tuner admin keys create NAME --scope admin` makes one."
     assert door() == f". The command line has none: {add}"
     file = key_file(env)
     file.parent.mkdir(parents=True)
@@ -326,7 +328,7 @@ def test_a_server_says_when_the_command_line_has_no_valid_key(env, monkeypatch):
     assert f"run `chmod 600 {file}`" in door()
     file.chmod(0o600)
     assert door() == f". The one in {file} is not valid: {add}"
-    tuner(env, "keys", "revoke", "team")
+    tuner(env, "admin", "keys", "revoke", "team")
     assert door() == f", and none is valid: {add}"
 
 
@@ -334,29 +336,34 @@ def test_only_no_auth_opens_the_door_and_only_here(env):
     with serving(env, "--no-worker", "--no-auth") as (url, process):
         said = said_by(process)
         assert said[2] == "Requests from this machine need no key (--no-auth)."
-        assert "make a key with `tuner keys add NAME --scope admin`, then stop it" in said[-1]
+        assert (
+            "make a key with `tuner admin keys create NAME --scope admin`, then stop it" in said[-1]
+        )
         words = (*JOB, "--families", "fused_moe")
-        job_id = tuner(env, "submit", *words, "--server", url).stdout.strip()
-        ended = tuner(env, "cancel", job_id, "--server", url)
+        job_id = tuner(env, "jobs", "submit", *words, "--server", url).stdout.strip()
+        ended = tuner(env, "jobs", "cancel", job_id, "--server", url)
         assert ended.stdout == f"{job_id} is cancelled\n"
-        tuner(env, "job", job_id, "--follow", "--server", url, code=1)
+        tuner(env, "jobs", "follow", job_id, "--server", url, code=1)
         assert not key_file(env).exists()
         with urllib.request.urlopen(f"{url}/v1/jobs") as answer:  # noqa: S310
             assert len(json.load(answer)["jobs"]) == 1
     for options, says in [
-        (("--host", "0.0.0.0"), "make a key first, with `tuner keys add NAME --scope admin`"),  # noqa: S104
+        (
+            ("--host", "0.0.0.0"),  # noqa: S104
+            "make a key first, with `tuner admin keys create NAME --scope admin`",
+        ),
         (("--no-auth", "--host", "0.0.0.0"), "--no-auth is for this machine alone"),  # noqa: S104
     ]:
         run = tuner(env, "serve", "--port", "0", *options, code=2)
         assert (run.returncode, run.stderr.count("\n")) == (2, 1)
         assert says in run.stderr
-    tuner(env, "keys", "add", "team")
+    tuner(env, "admin", "keys", "create", "team")
     run = tuner(env, "serve", "--port", "0", "--no-auth", code=2)
     assert "--no-auth is refused, because the store has" in run.stderr
 
 
 def test_beyond_loopback_what_it_says_is_in_its_log(env):
-    tuner(env, "keys", "add", "admin", "--scope", "admin")
+    tuner(env, "admin", "keys", "create", "admin", "--scope", "admin")
     command = [str(TUNER), "serve", "--port", "0", "--host", "0.0.0.0", "--no-worker"]  # noqa: S104
     with subprocess.Popen(command, env=env, **PIPES) as process:
         messages = (json.loads(line)["message"] for line in process.stderr)
@@ -405,36 +412,40 @@ def test_the_api_finds_gpus_with_its_own_requirements():
 def test_keys_are_listed_without_themselves(env, tmp_path):
     token = tmp_path / "token"
     token.write_text("k" * 43 + "\n")
-    run = tuner(env, "keys", "add", "admin", "--scope", "admin", "--token-file", str(token))
+    run = tuner(
+        env, "admin", "keys", "create", "admin", "--scope", "admin", "--token-file", str(token)
+    )
     assert (run.returncode, run.stdout) == (0, "")
-    made = tuner(env, "keys", "add", "ci", "--scope", "submit,urgent", "--expires", "2099-01-31")
-    admin, ci = json.loads(tuner(env, "keys", "list", "--json").stdout)
+    made = tuner(
+        env, "admin", "keys", "create", "ci", "--scope", "submit,urgent", "--expires", "2099-01-31"
+    )
+    admin, ci = json.loads(tuner(env, "admin", "keys", "list", "--json").stdout)
     assert (admin["name"], admin["scope"], admin["revoked_at"]) == ("admin", "admin", None)
     assert (ci["scope"], ci["urgent"], ci["state"]) == ("submit", True, "valid")
     assert ci["expires_at"] == "2099-01-31T00:00:00+00:00"
     with KeyStore.open(env["TUNER_DATABASE_URL"]) as keys:
         keys.find(made.stdout.strip())  # as a server does
-    table = tuner(env, "keys", "list").stdout
+    table = tuner(env, "admin", "keys", "list").stdout
     assert "kkk" not in table
     time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
     row = rf"^ci +submit,urgent  valid  {time}  {time}  2099-01-31 00:00:00"
     assert re.search(row, table, re.M)
-    near = tuner(env, "keys", "revoke", "admn", code=2)
+    near = tuner(env, "admin", "keys", "revoke", "admn", code=2)
     assert "did you mean 'admin'?" in near.stderr
-    last = tuner(env, "keys", "revoke", "admin", code=2)
+    last = tuner(env, "admin", "keys", "revoke", "admin", code=2)
     assert "or add --force" in last.stderr
-    tuner(env, "keys", "revoke", "admin", "--force")
+    tuner(env, "admin", "keys", "revoke", "admin", "--force")
     for wrong, says in [
         (("--scope", "foo"), "the scopes are read, submit, admin, and urgent beside submit"),
         (("--expires", "soon"), "after 1d to 3650d"),
     ]:
-        refused = tuner(env, "keys", "add", "x", *wrong, code=2)
+        refused = tuner(env, "admin", "keys", "create", "x", *wrong, code=2)
         assert says in refused.stderr
 
 
 def test_a_key_is_ensured_from_a_file(env, tmp_path):
     token = tmp_path / "token"
-    ensure = ("keys", "ensure", "admin", "--scope", "admin", "--token-file", str(token))
+    ensure = ("admin", "keys", "ensure", "admin", "--scope", "admin", "--token-file", str(token))
 
     def said(key: str) -> tuple[int, str]:
         token.write_text(key + "\n")
@@ -446,7 +457,7 @@ def test_a_key_is_ensured_from_a_file(env, tmp_path):
     assert said("a" * 40) == (0, "the key of admin is stored already")
     code, text = said("b" * 40)
     assert code == 0 and "the one before is refused from now on" in text
-    tuner(env, "keys", "revoke", "admin", "--force")
+    tuner(env, "admin", "keys", "revoke", "admin", "--force")
     code, text = said("b" * 40)
     assert code == 2 and "make a new one" in text and "rotate admin_key" in text
     assert said("c" * 40) == (0, "admin, whose key was revoked, has a new key")

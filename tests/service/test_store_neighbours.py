@@ -30,15 +30,15 @@ from workers.settings import Settings
 REQUEST = new_request(PROBLEM, "L40S", measure="predict")
 # Each opens the store as its owner does beside a server.
 NEIGHBOURS = (
-    ("keys", "add", "ci"),
-    ("keys", "list"),
+    ("admin", "keys", "create", "ci"),
+    ("admin", "keys", "list"),
     ("jobs",),
-    ("workers",),
-    ("coverage",),
-    ("watches",),
-    ("nightly", "--dry-run"),
+    ("admin", "workers"),
+    ("nightly", "coverage"),
+    ("nightly", "watches"),
+    ("nightly", "run", "--dry-run"),
     ("export", "--device", "H200"),
-    ("migrate",),
+    ("admin", "migrate"),
 )
 
 
@@ -163,9 +163,9 @@ def test_a_killed_server_keeps_all_jobs_and_keys(env, file):  # noqa: F811
         port = int(url.rpartition(":")[2])
         server = Server(port, None, key_file(env).read_text().strip())
         at_once(*[lambda: server.call("GET", "/v1/jobs")] * 8)
-        keys = [run_beside(env, "keys", "add", "before")]
+        keys = [run_beside(env, "admin", "keys", "create", "before")]
         posted = [server.submit(seed=seed)["id"] for seed in range(20)]
-        keys.append(run_beside(env, "keys", "add", "after"))
+        keys.append(run_beside(env, "admin", "keys", "create", "after"))
         assert locks(file, process.pid)
         assert held_deleted(process.pid) == []
         for key in keys:
@@ -175,7 +175,9 @@ def test_a_killed_server_keeps_all_jobs_and_keys(env, file):  # noqa: F811
         process.wait(60)
     with JobStore.open(f"sqlite:///{file}") as jobs:
         assert {job.id for job in jobs.list()} == set(posted)
-    stored = {one["name"] for one in json.loads(tuner(env, "keys", "list", "--json").stdout)}
+    stored = {
+        one["name"] for one in json.loads(tuner(env, "admin", "keys", "list", "--json").stdout)
+    }
     assert stored == {"local", "before", "after"}
     assert checked(file) == "ok"
 
@@ -244,7 +246,7 @@ class TestOneServer:
                 "that one, or stop it, or name another store in TUNER_DATABASE_URL\n"
             )
             assert locks(file, first.pid)
-            tuner({**env, "TUNER_SERVER": url}, "submit", *JOB)
+            tuner({**env, "TUNER_SERVER": url}, "jobs", "submit", *JOB)
             first.kill()
             first.wait(60)
         with serving(env, "--no-worker") as (_, again):  # a killed one leaves nothing behind

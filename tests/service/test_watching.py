@@ -57,37 +57,45 @@ def tuned(store: Database, environment: Environment) -> None:
     ResultStore(store).finish_run(run, entries, Totals())
 
 
-ADD = ("watches", "add", PROBLEM, "--device", "l40s", "--batch-sizes", "1")
+ADD = ("nightly", "watches", "add", PROBLEM, "--device", "l40s", "--batch-sizes", "1")
 
 
 def test_watches_are_added_listed_and_removed(tuner, store):
-    assert "no watch was added" in tuner("watches").stderr
+    assert "no watch was added" in tuner("nightly", "watches").stderr
     added = tuner(*ADD, "--device", "H20", "--json")
     assert added.exit_code == 0, added.stderr
     row = json.loads(added.stdout)
     assert row["watch"]["devices"] == ["NVIDIA_L40S", "NVIDIA_H20"]
     assert row["created_at"].endswith("Z")
     assert json.loads(tuner(*ADD, "--device", "H20", "--json").stdout) == row
-    assert json.loads(tuner("watches", "--json").stdout) == [row]
-    models = tuner("watches", "add", "DeepSeek_R1", "--device", "L40S", "--tp", "8", "--tp", "16")
+    assert json.loads(tuner("nightly", "watches", "--json").stdout) == [row]
+    models = tuner(
+        "nightly", "watches", "add", "DeepSeek_R1", "--device", "L40S", "--tp", "8", "--tp", "16"
+    )
     assert "deepseek-r1 on NVIDIA_L40S\n     tp 8, 16; sglang; gpu; standard" in models.stdout
-    listed = tuner("watches").stdout
+    listed = tuner("nightly", "watches").stdout
     assert PROBLEM in listed and "deepseek-r1" in listed
-    assert tuner("watches", "remove", str(row["id"])).exit_code == 0
+    assert tuner("nightly", "watches", "remove", str(row["id"])).exit_code == 0
     assert len(NightStore(store).watches()) == 1
 
 
 MISTAKES: list[tuple[tuple[str, ...], str]] = [
-    (("watches", "add", "deepseek-r11", "--device", "L40S"), "did you mean 'deepseek-r1'"),
-    (("watches", "add", "deepseek-r1", "--device", "L40X"), "did you mean 'L40'"),
+    (
+        ("nightly", "watches", "add", "deepseek-r11", "--device", "L40S"),
+        "did you mean 'deepseek-r1'",
+    ),
+    (("nightly", "watches", "add", "deepseek-r1", "--device", "L40X"), "did you mean 'L40'"),
     ((*ADD, "--effort", "quik"), "did you mean 'quick'"),
-    (("watches", "remove", "77"), "there is no watch 77"),
-    (("watches", "--json", "remove", "77"), "write options behind `remove`"),
-    (("watches", "--server", "http://x", "remove", "7"), "write options behind `remove`"),
-    (("coverage", "--device", "L40X"), "did you mean 'L40'"),
-    (("nightly", "--last"), "there was no night yet"),
-    (("nightly", "--last", "--list"), "leave the other options out"),
-    (("nightly", "--list", "--force"), "leave the other options out"),
+    (("nightly", "watches", "remove", "77"), "there is no watch 77"),
+    (("nightly", "watches", "--json", "remove", "77"), "write options behind `remove`"),
+    (
+        ("nightly", "watches", "--server", "http://x", "remove", "7"),
+        "write options behind `remove`",
+    ),
+    (("nightly", "coverage", "--device", "L40X"), "did you mean 'L40'"),
+    (("nightly", "run", "--last"), "there was no night yet"),
+    (("nightly", "run", "--last", "--list"), "leave the other options out"),
+    (("nightly", "run", "--list", "--force"), "leave the other options out"),
 ]
 
 
@@ -100,28 +108,28 @@ def test_bad_input_is_one_line(tuner, store):
 
 
 def test_coverage_is_what_is_stored_and_what_is_watched(tuner, store):
-    assert "nothing is stored" in tuner("coverage").stderr
-    assert "nothing is watched" in tuner("coverage", "--watched").stderr
+    assert "nothing is stored" in tuner("nightly", "coverage").stderr
+    assert "nothing is watched" in tuner("nightly", "coverage", "--watched").stderr
     place = replace(KEY.environment, engine_version="9.9.9", driver="580.1", torch="2.11.0")
     tuned(store, replace(place, driver="570.1"))
     tuned(store, place)
-    rows = json.loads(tuner("coverage", "--json").stdout)
+    rows = json.loads(tuner("nightly", "coverage", "--json").stdout)
     told = [(row["problem"], row["standing"]) for row in rows]
     assert told == [(PROBLEM, "stale"), (PROBLEM, "tuned")]
     assert rows[0]["newest"].endswith("Z")
-    text = tuner("coverage", "--device", "L40S").stdout
+    text = tuner("nightly", "coverage", "--device", "L40S").stdout
     heading, item, detail, *_ = text.splitlines()
     assert heading.startswith("NVIDIA_L40S, sglang 9.9.9, triton 3.6.0, torch 2.11.0, driver 570.1")
     assert item == f"stale    {PROBLEM}"
     assert detail.startswith("         2 measured; last on 20")
     assert detail.endswith("driver is now 580.1")
-    assert json.loads(tuner("coverage", "--device", "H20", "--json").stdout) == []
+    assert json.loads(tuner("nightly", "coverage", "--device", "H20", "--json").stdout) == []
     tuner(*ADD, "--device", "H20")
-    watched = json.loads(tuner("coverage", "--watched", "--json").stdout)
+    watched = json.loads(tuner("nightly", "coverage", "--watched", "--json").stdout)
     told = [(row["device"], row["standing"]) for row in watched]
     assert told == [("NVIDIA_L40S", "tuned"), ("NVIDIA_H20", "missing")]
     assert watched[0]["tuned_at"].endswith("Z")
-    text = tuner("coverage", "--watched", "--device", "H20").stdout
+    text = tuner("nightly", "coverage", "--watched", "--device", "H20").stdout
     assert text.splitlines() == [
         "NVIDIA_H20, sglang, gpu",
         f"missing  {PROBLEM}",
@@ -132,7 +140,7 @@ def test_coverage_is_what_is_stored_and_what_is_watched(tuner, store):
 def test_pages_of_coverage_are_put_together(tuner, store):
     for number in range(105):
         tuned(store, replace(KEY.environment, engine_version=f"9.9.{number}"))
-    rows = json.loads(tuner("coverage", "--json").stdout)
+    rows = json.loads(tuner("nightly", "coverage", "--json").stdout)
     versions = [row["environment"]["engine_version"] for row in rows]
     assert versions == [f"9.9.{number}" for number in range(105)]
     assert [row["standing"] for row in rows] == ["stale"] * 104 + ["tuned"]
@@ -141,29 +149,29 @@ def test_pages_of_coverage_are_put_together(tuner, store):
     (added,) = nights.watches()
     for tp in range(2, 106):
         nights.add_watch({**added.watch, "tp": [tp]}, f"{tp}", added.client)
-    assert len(json.loads(tuner("coverage", "--watched", "--json").stdout)) == 105
+    assert len(json.loads(tuner("nightly", "coverage", "--watched", "--json").stdout)) == 105
 
 
 def test_a_night_is_planned_done_forced_and_listed(tuner, store):
     jobs = JobStore(store)
-    empty = tuner("nightly")
+    empty = tuner("nightly", "run")
     assert (empty.exit_code, "nothing is watched" in empty.stdout) == (0, True)
     tuner(*ADD)
-    planned = tuner("nightly", "--dry-run")
+    planned = tuner("nightly", "run", "--dry-run")
     assert "1 watched, 1 to do" in planned.stdout and jobs.list() == []
-    done = tuner("nightly", "--json")
+    done = tuner("nightly", "run", "--json")
     assert done.exit_code == 0
     summary = json.loads(done.stdout)
     assert [job.id for job in jobs.list()] == summary["submitted"]
-    assert "it was done at" in tuner("nightly").stdout
-    again = json.loads(tuner("nightly", "--force", "--json").stdout)
+    assert "it was done at" in tuner("nightly", "run").stdout
+    again = json.loads(tuner("nightly", "run", "--force", "--json").stdout)
     assert again["waiting"] == summary["submitted"]
-    record = json.loads(tuner("nightly", "--last", "--json").stdout)
+    record = json.loads(tuner("nightly", "run", "--last", "--json").stdout)
     assert {name: record[name] for name in summary} == summary  # a second round queued no more
-    assert "1 queued, 0 waiting before" in tuner("nightly", "--last").stdout
-    (night,) = json.loads(tuner("nightly", "--list", "--json").stdout)
+    assert "1 queued, 0 waiting before" in tuner("nightly", "run", "--last").stdout
+    (night,) = json.loads(tuner("nightly", "run", "--list", "--json").stdout)
     assert (night["counts"]["submitted"], night["finished_at"][-1]) == (1, "Z")
-    header, _, line = tuner("nightly", "--list").stdout.splitlines()
+    header, _, line = tuner("nightly", "run", "--list").stdout.splitlines()
     assert line.split()[:-1] == [night["date"], "1", "1", "0", "0", "1", "0", "0"]
     assert len(header) <= 80
 
@@ -171,18 +179,18 @@ def test_a_night_is_planned_done_forced_and_listed(tuner, store):
 def test_a_round_with_errors_exits_with_1(tuner, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")  # one line for each row
     layer = ("--device", "L40S", "--families", "fused_moe")
-    tuner("watches", "add", "deepseek-r1", *layer, "--tp", "7", "--tp", "8")
+    tuner("nightly", "watches", "add", "deepseek-r1", *layer, "--tp", "7", "--tp", "8")
     for option in ("--dry-run", "--force"):
-        done = tuner("nightly", option)
+        done = tuner("nightly", "run", option)
         assert done.exit_code == 1
         assert "1 watched, 1 to do" in done.stdout.splitlines()[0]
         assert done.stdout.splitlines()[0].endswith("1 error")
         assert done.stdout.splitlines()[-2].startswith("error  ")
-    assert tuner("nightly", "--last").exit_code == 0
+    assert tuner("nightly", "run", "--last").exit_code == 0
 
 
 def test_a_server_has_its_own_watch_list(server, tmp_path):
-    arguments = ("nightly", "--server", server.url, "--watch-list", str(tmp_path / "x.toml"))
+    arguments = ("nightly", "run", "--server", server.url, "--watch-list", str(tmp_path / "x.toml"))
     refused = CliRunner().invoke(app, arguments)
     assert refused.exit_code == 2
     assert "leave --watch-list out" in refused.stderr

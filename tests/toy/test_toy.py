@@ -141,7 +141,7 @@ def test_a_toy_posted_to_the_api_is_tuned_and_covered(server: str, tuner: Tuner)
     job = {"model": PROBLEM, "device": "L40S", "engine": "toyengine", "measure": "predict"}
     posted = call(server, "POST", "/v1/jobs", {**job, "rows": [16]})
     assert posted["request"]["rows"] == [16]
-    done = tuner("job", posted["id"], "--follow", "--server", server)
+    done = tuner("jobs", "follow", posted["id"], "--server", server)
     assert done["state"] == "done"
     (row,) = call(server, "GET", "/v1/coverage?device=L40S")["stored"]
     assert (row["problem"], row["standing"]) == (PROBLEM, "tuned")

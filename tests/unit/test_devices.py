@@ -129,7 +129,9 @@ def test_8_bit_floats_that_would_be_emulated_are_refused():
 
 
 def test_a_target_without_a_card_is_refused():
-    with pytest.raises(UnknownDevice, match="no known device is a sm_75; `tuner devices` lists"):
+    with pytest.raises(
+        UnknownDevice, match="no known device is a sm_75; `tuner list devices` lists"
+    ):
         architecture(cuda_target(7, 5))
 
 
@@ -232,7 +234,7 @@ def test_spelling_is_lenient(text, name):
         ("MI335X", "did you mean 'MI3"),
         ("NVIDIA RTX PRO 6000D", "no tensor rates: name the RTX PRO 6000, for which kernels"),
         ("NVIDIA Thor", "is an sm_110, for which Triton 3.7 and later compile"),
-        ("", "`tuner devices` lists"),
+        ("", "`tuner list devices` lists"),
     ],
 )
 def test_unknown_devices_are_refused(text, words):

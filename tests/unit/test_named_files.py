@@ -21,7 +21,7 @@ LIMIT = "triton.runtime.errors.OutOfResources: out of resource: shared memory, R
 
 def commands(found: Diagnosis) -> list[str]:
     words = [word for answer in found.as_json()["found"] for word in answer["commands"]]
-    return [word for word in words if not word.startswith("tuner engines add ")]
+    return [word for word in words if not word.startswith("tuner list engines --add ")]
 
 
 def names(found: Diagnosis) -> list[str]:

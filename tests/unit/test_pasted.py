@@ -105,7 +105,7 @@ def commands(text: str, hints: Hints = Hints()) -> list[str]:
     """List the commands of an answer, but for those that add a missing release."""
     lines = diagnose_text(text, hints).as_text().split("\n")
     found = [line.strip() for line in lines if line.strip().startswith("tuner ")]
-    return [line for line in found if not line.startswith("tuner engines add ")]
+    return [line for line in found if not line.startswith("tuner list engines --add ")]
 
 
 def parse(line: str) -> dict[str, object]:
@@ -136,7 +136,7 @@ def test_a_release_that_is_not_here_is_added_before_the_first_command_for_it(tmp
     lines = [line.strip() for line in diagnose_text(text).as_text().split("\n")]
     first, *others = [at for at, line in enumerate(lines) if " --engine sglang==" in line]
     assert others
-    assert lines[first - 1] == "tuner engines add sglang==0.5.4.post2"
+    assert lines[first - 1] == "tuner list engines --add sglang==0.5.4.post2"
     assert lines.count(lines[first - 1]) == 1
     package = tmp_path / "sglang-0.5.4.post2" / "sglang"
     package.mkdir(parents=True)

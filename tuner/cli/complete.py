@@ -9,14 +9,14 @@ from collections.abc import Iterable
 
 
 def models(incomplete: str) -> list[str]:
-    """The models that `tuner models` lists, with their other names."""
+    """The models that `tuner list models` lists, with their other names."""
     from tuner.models.table import presets
 
     return _beginning((name for one in presets() for name in (one.name, *one.aliases)), incomplete)
 
 
 def devices(incomplete: str) -> list[str]:
-    """The GPUs that `tuner devices` lists, with their other names."""
+    """The GPUs that `tuner list devices` lists, with their other names."""
     from tuner.devices.table import devices as known
 
     return _beginning((name for one in known() for name in (one.name, *one.aliases)), incomplete)

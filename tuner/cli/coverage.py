@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tuner.cli import complete
-from tuner.cli.app import app, command, guarded, print_json, refuse_foreign, say, show
+from tuner.cli.app import command_of, group, print_json, refuse_foreign, say, show
 from tuner.cli.options import (
     EffortName,
     EngineSpec,
@@ -24,7 +24,6 @@ from tuner.cli.options import (
     ServerArgs,
 )
 from tuner.devices.table import find_device
-from tuner.errors import BadInput
 from tuner.problems.options import parse_batch_sizes
 from tuner.render import columns, printable
 
@@ -34,10 +33,15 @@ if TYPE_CHECKING:
 
 AGAIN = "may be given again"
 
-watches = typer.Typer(
-    name="watches", help="List, add and remove watches: what is kept tuned every night."
+nightly = group(
+    "nightly", "Keep models tuned: a watch names models, and a night queues what they need."
 )
-app.add_typer(watches)
+watches = group(
+    "watches",
+    "List, add and remove watches: models that are kept tuned. Without a command: list them.",
+    of=nightly,
+    lists=True,
+)
 
 
 @contextlib.contextmanager
@@ -60,15 +64,9 @@ def open_watching(server: str | None, settings: Settings | None = None) -> Itera
         yield LocalWatching(settings, store)
 
 
-@watches.callback(invoke_without_command=True)
-@guarded
-def list_watches(context: typer.Context, server: Server = None, as_json: Json = False) -> None:
+@command_of(watches, "list")
+def list_watches(server: Server = None, as_json: Json = False) -> None:
     """List the watches that were added; a nightly.toml may have more."""
-    if context.invoked_subcommand is not None:
-        source = context.get_parameter_source("server")  # TUNER_SERVER is no option
-        if as_json or (source and source.name == "COMMANDLINE"):
-            raise BadInput(f"write options behind `{context.invoked_subcommand}`")
-        return
     with open_watching(server) as watching:
         found = watching.watches()
     if as_json:
@@ -76,18 +74,17 @@ def list_watches(context: typer.Context, server: Server = None, as_json: Json = 
     elif found:
         typer.echo("\n".join(map(_watch_text, found)))
     else:
-        say("no watch was added: `tuner watches add` adds one")
+        say("no watch was added: `tuner nightly watches add` adds one")
 
 
-@watches.command("add")
-@guarded
+@command_of(watches, "add")
 def add_watch(
     models: Annotated[
         list[str],
         typer.Argument(
             metavar="MODEL|PROBLEM...",
             autocompletion=complete.models,
-            help="Models of `tuner models`, or problems.",
+            help="Models of `tuner list models`, or problems.",
         ),
     ],
     device: Annotated[
@@ -138,10 +135,11 @@ def add_watch(
     show(as_json, lambda: added, lambda: _watch_text(added))
 
 
-@watches.command("remove")
-@guarded
+@command_of(watches, "remove")
 def remove_watch(
-    watch_id: Annotated[int, typer.Argument(metavar="ID", help="As `tuner watches` lists it.")],
+    watch_id: Annotated[
+        int, typer.Argument(metavar="ID", help="As `tuner nightly watches` lists it.")
+    ],
     server: Server = None,
 ) -> None:
     """Stop keeping a watch's models tuned. What is stored stays."""
@@ -149,7 +147,7 @@ def remove_watch(
         watching.remove_watch(watch_id)
 
 
-@command
+@command_of(nightly, "coverage")
 def coverage(
     device: OneDevice = None,
     watched: Annotated[

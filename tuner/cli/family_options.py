@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tuner.cli.app import OF_FAMILIES
+from tuner.cli.help import OF_FAMILIES
 from tuner.errors import BadInput, MalformedBenchmark, MalformedWorkload, UnreadableLog
 from tuner.problems.options import Option
 from tuner.problems.registry import Family, families

@@ -1,4 +1,4 @@
-"""The commands that submit, list, follow and cancel jobs, in the local store or on a server."""
+"""List, show, follow, cancel and retry jobs of the local store or of a server."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tuner.cli import complete
-from tuner.cli.app import command, print_json, say, show
+from tuner.cli.app import command_of, group, say, show
 from tuner.cli.options import Json, OneDevice, Server
 from tuner.devices.table import find_device
 from tuner.errors import BadInput, ServerUnavailable, TunerError, UnknownJob, UnusableStore
@@ -34,8 +34,19 @@ TOLD_S = 10.0  # between two lines about trials
 SHORT_ID = 12  # characters: ten are the time, two tell jobs of one moment apart
 WHY = 90  # characters of a reason in a list
 
+jobs = group(
+    "jobs",
+    "Submit, list, show, follow, cancel and retry jobs. Without a command: list them.",
+    lists=True,
+)
+
 JobId = Annotated[
-    str, typer.Argument(metavar="ID", help="The id that `submit` printed, or its beginning.")
+    str,
+    typer.Argument(metavar="ID", help="The id that `jobs submit` printed, or its beginning."),
+]
+JobIds = Annotated[
+    list[str],
+    typer.Argument(metavar="ID...", help="Ids that `jobs submit` printed, or their beginnings."),
 ]
 
 
@@ -54,8 +65,8 @@ def open_jobs(server: str | None) -> Iterator[Queue]:
         yield jobs
 
 
-@command
-def jobs(
+@command_of(jobs, "list")
+def list_jobs(
     device: OneDevice = None,
     model: Annotated[
         str | None,
@@ -97,53 +108,82 @@ def jobs(
     )
 
 
-@command
-def job(
-    job_id: JobId,
-    follow: Annotated[
-        bool,
-        typer.Option("--follow", help="Print events until the job ends; default: show it once."),
-    ] = False,
-    server: Server = None,
-    as_json: Json = False,
-) -> None:
-    """Show a job. With --follow, exit 1 if it ends in another state than done."""
+@command_of(jobs, "show")
+def show_job(job_id: JobId, server: Server = None, as_json: Json = False) -> None:
+    """Show a job, why it waits, and how it failed."""
+    with open_jobs(server) as queue:
+        _show_job(queue, _job_called(queue, job_id), server, as_json)
+
+
+@command_of(jobs, "follow")
+def follow_job(job_id: JobId, server: Server = None, as_json: Json = False) -> None:
+    """Print a job's events until it ends. Exit 1 if it ends in another state than done."""
     from tuner.jobs.job import JobState
 
     with open_jobs(server) as queue:
-        found = _job_called(queue, job_id)
-        if follow:
-            found = _follow(queue, found)
-        waiting = queue.waiting(found)
+        found = _follow(queue, _job_called(queue, job_id))
+        _show_job(queue, found, server, as_json)
+    if found.state is not JobState.DONE:
+        raise typer.Exit(1)
+
+
+def _show_job(queue: Queue, found: Job, server: str | None, as_json: bool) -> None:
+    """Print a job; of a job that is done, also the commands that show and export its result."""
+    from tuner.jobs.job import JobState
+
+    waiting = queue.waiting(found)
     error = "\n".join(map(printable, found.error.splitlines()))
     after = _next_step(found, server) if found.state is JobState.DONE else ""
     text = "\n\n".join(filter(None, (_job_table([(found, waiting)]), error, waiting, after)))
     show(as_json, lambda: _as_json(found, waiting), lambda: text)
-    if follow and found.state is not JobState.DONE:
-        raise typer.Exit(1)
 
 
-@command
-def cancel(
-    job_id: JobId,
+@command_of(jobs, "cancel")
+def cancel_jobs(
+    job_ids: JobIds,
     everyone: Annotated[
         bool, typer.Option("--everyone", help="End it for the other clients that wait for it too.")
     ] = False,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Cancel a job, unless other clients wait for it too. Its trials stay in the store."""
+    """Cancel jobs, unless other clients wait for them too. Their trials stay in the store."""
     with open_jobs(server) as queue:
-        found = queue.cancel(_job_called(queue, job_id).id, everyone=everyone)
-    if as_json:
-        print_json(found.as_json())
-    elif found.state.finished:
-        typer.echo(f"{found.id} is {found.state.value}")
-    elif found.cancel_requested:
-        typer.echo(f"{found.id} is {found.state.value}: its worker was asked to stop")
-    else:
-        others = ", ".join(found.clients)
-        typer.echo(f"{found.id} goes on for {others}; --everyone ends it for all")
+        called = [_job_called(queue, job_id) for job_id in job_ids]
+        found = [queue.cancel(one.id, everyone=everyone) for one in called]
+    _show_changed(found, _cancelled_text, as_json)
+
+
+@command_of(jobs, "retry")
+def retry_jobs(job_ids: JobIds, server: Server = None, as_json: Json = False) -> None:
+    """Queue dead, failed or cancelled jobs again. Their trials count."""
+    with open_jobs(server) as queue:
+        called = [_job_called(queue, job_id) for job_id in job_ids]
+        found = [queue.retry(one.id) for one in called]
+    _show_changed(found, _state_text, as_json)
+
+
+def _show_changed(found: Sequence[Job], text: Callable[[Job], str], as_json: bool) -> None:
+    """Print jobs that were cancelled or queued again; a single job as a single JSON object."""
+    objects = [one.as_json() for one in found]
+    show(
+        as_json,
+        lambda: objects[0] if len(objects) == 1 else {"jobs": objects},
+        lambda: "\n".join(map(text, found)),
+    )
+
+
+def _state_text(found: Job) -> str:
+    return f"{found.id} is {found.state.value}"
+
+
+def _cancelled_text(found: Job) -> str:
+    if found.state.finished:
+        return _state_text(found)
+    if found.cancel_requested:
+        return f"{_state_text(found)}: its worker was asked to stop"
+    others = ", ".join(found.clients)
+    return f"{found.id} goes on for {others}; --everyone ends it for all"
 
 
 def _job_called(queue: Queue, job_id: str) -> Job:
@@ -160,14 +200,6 @@ def _job_called(queue: Queue, job_id: str) -> Job:
                 f"{len(called)} jobs begin with {job_id}: {ids}: give more of it"
             ) from None
         return called[0]
-
-
-@command
-def retry(job_id: JobId, server: Server = None, as_json: Json = False) -> None:
-    """Queue a dead, failed or cancelled job again. Its trials count."""
-    with open_jobs(server) as queue:
-        found = queue.retry(_job_called(queue, job_id).id)
-    show(as_json, found.as_json, lambda: f"{found.id} is {found.state.value}")
 
 
 def _follow(queue: Queue, found: Job) -> Job:
@@ -356,7 +388,7 @@ def _name(request: JobRequest | UnreadableRequest) -> str:
 
 
 def _why(job: Job, waiting: str) -> str:
-    """Why a job waits or ended without a result, in short: `tuner job ID` says it in full."""
+    """Why a job waits or ended without a result, in short: `tuner jobs show ID` says it in full."""
     ended = job.error if job.state.value in ENDED_BADLY else ""
     text = ended or waiting
     return text if len(text) <= WHY else text[: WHY - 3] + "..."

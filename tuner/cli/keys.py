@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.app import app, guarded, refuse_foreign, say, show
+from tuner.cli.admin import admin
+from tuner.cli.app import command_of, group, refuse_foreign, say, show
 from tuner.cli.options import Json
 from tuner.errors import BadInput
 from tuner.render import table
@@ -29,13 +30,11 @@ Scopes = Annotated[
     ),
 ]
 
-keys = typer.Typer(name="keys", help="Manage API keys.", no_args_is_help=True)
-app.add_typer(keys)
+keys = group("keys", "Create, list and revoke API keys.", of=admin)
 
 
-@keys.command("add")
-@guarded
-def add_key(
+@command_of(keys, "create")
+def create_key(
     name: KeyName,
     scope: Scopes = "submit",
     token_file: Annotated[
@@ -60,8 +59,7 @@ def add_key(
         typer.echo(made)
 
 
-@keys.command("ensure")
-@guarded
+@command_of(keys, "ensure")
 def ensure_key(
     name: KeyName,
     token_file: Annotated[Path, typer.Option(help="File with the key.")],
@@ -88,8 +86,7 @@ def ensure_key(
     say(words[done])
 
 
-@keys.command("list")
-@guarded
+@command_of(keys, "list")
 def list_keys(as_json: Json = False) -> None:
     """List the names, scopes, states and last uses of keys."""
     from tuner.store.api_key import scope_names
@@ -124,8 +121,7 @@ def list_keys(as_json: Json = False) -> None:
     show(as_json, lambda: rows, lambda: table(headers, cells))
 
 
-@keys.command("revoke")
-@guarded
+@command_of(keys, "revoke")
 def revoke_key(
     name: KeyName,
     force: Annotated[

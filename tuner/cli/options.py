@@ -14,7 +14,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON; default: text.")
 DeviceName = Annotated[
     str,
     typer.Option(
-        autocompletion=complete.devices, help="The GPU, e.g. L40S; `tuner devices` lists them."
+        autocompletion=complete.devices, help="The GPU, e.g. L40S; `tuner list devices` lists them."
     ),
 ]
 DeviceOrHere = Annotated[
@@ -64,8 +64,8 @@ Target = Annotated[
     typer.Argument(
         metavar="MODEL|PROBLEM",
         autocompletion=complete.models,
-        help="A model (a name that `tuner models` lists, a config.json or its folder, the URL of a "
-        f"running server, or an engine's warning line), or a problem ({problem_texts()}).",
+        help="A model (a name that `tuner list models` lists, a config.json or its folder, the URL "
+        f"of a running server, or an engine's warning line), or a problem ({problem_texts()}).",
     ),
 ]
 Tp = Annotated[int, typer.Option(help="Tensor-parallel size; --tp-size is understood too.")]

@@ -1,4 +1,4 @@
-"""The commands that list, show and forget results, give them to other stores, and take theirs."""
+"""The commands that list, show, forget, export and import results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.app import app, guarded, open_results, say, show
+from tuner.cli.app import command_of, group, open_results, say, show
 from tuner.cli.coverage import open_watching
 from tuner.cli.options import DeviceOrHere, EngineSpec, Json, OneDevice, ResultsServer
 from tuner.cli.runs import waiting
@@ -31,20 +31,14 @@ if TYPE_CHECKING:
     from tuner.store.result_files import RunResult
     from tuner.tuning.request import PreparedRun
 
-results = typer.Typer(
-    name="results",
-    help="List, show and forget results, give them to others, and take theirs.",
-    no_args_is_help=True,
-)
-app.add_typer(results)
+results = group("results", "List, show, forget, export and import results.")
 
 StoredProblem = Annotated[
     str, typer.Argument(metavar="PROBLEM", help="A problem, as `tuner results list` names it.")
 ]
 
 
-@results.command("list")
-@guarded
+@command_of(results, "list")
 def list_results(
     device: OneDevice = None, server: ResultsServer = None, as_json: Json = False
 ) -> None:
@@ -72,8 +66,7 @@ def list_results(
     )
 
 
-@results.command("show")
-@guarded
+@command_of(results, "show")
 def show_result(
     problem: StoredProblem,
     device: DeviceOrHere = "",
@@ -97,8 +90,7 @@ def show_result(
     )
 
 
-@results.command("forget")
-@guarded
+@command_of(results, "forget")
 def forget_result(
     problem: StoredProblem,
     device: DeviceOrHere = "",
@@ -137,8 +129,7 @@ def _winners_of(
     )
 
 
-@results.command("export")
-@guarded
+@command_of(results, "export")
 def export_results(
     device: DeviceOrHere = "",
     engine: EngineSpec = "sglang",
@@ -167,8 +158,7 @@ def export_results(
     show(as_json, lambda: {"files": list(map(str, files))}, lambda: "\n".join(map(str, files)))
 
 
-@results.command("import")
-@guarded
+@command_of(results, "import")
 def import_results(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE..", help="Files that `results export` wrote.")

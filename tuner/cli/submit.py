@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.app import command, print_json, say
+from tuner.cli.app import command_of, print_json, say
 from tuner.cli.family_options import FamilyChoice, with_family_options
-from tuner.cli.jobs import open_jobs
+from tuner.cli.jobs import jobs, open_jobs
 from tuner.cli.options import (
     AllFamilies,
     DeviceName,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from tuner.targets import TuningTarget
 
 
-@command
+@command_of(jobs, "submit")
 @with_family_options
 def submit(
     target: Target,
@@ -104,16 +104,17 @@ def submit(
 
         place, kind = (name, version or ""), parse_source(measure).kind
         unread = bool(names) or not every
-        jobs = model_jobs(targets, place, card, flags, kind, request_of, unread=unread)
-        for note in (*jobs.notes, *jobs.left_out):
+        found = model_jobs(targets, place, card, flags, kind, request_of, unread=unread)
+        for note in (*found.notes, *found.left_out):
             say(note)
         priority = Priority.URGENT if urgent else Priority.NORMAL
-        answers = queue.submit_all(jobs.requests, priority=priority) if jobs.requests else []
+        answers = queue.submit_all(found.requests, priority=priority) if found.requests else []
         waiting = {reason for one in answers if (reason := queue.waiting(one.job))}
     _show_submitted(answers, sorted(waiting), as_json)
     if answers and not as_json:
-        one = ("job", answers[0].job.id, "--follow") if len(answers) == 1 else ("jobs",)
-        say(f"next: {command_line('tuner', *one, *(['--server', server] if server else []))}")
+        words = ["follow", answers[0].job.id] if len(answers) == 1 else []
+        words += ["--server", server] if server else []
+        say(f"next: {command_line('tuner', 'jobs', *words)}")
 
 
 def _show_submitted(answers: Sequence[Submitted], waiting: Sequence[str], as_json: bool) -> None:

@@ -41,7 +41,7 @@ def device_or_here(name: str) -> Device:
         raise UnknownDevice(f"this machine has {' and '.join(names)}: choose one with --device")
     raise UnknownDevice(
         "no GPU was found here by nvidia-smi: name the one to work for, e.g. --device H200; "
-        "`tuner devices` lists them"
+        "`tuner list devices` lists them"
     )
 
 

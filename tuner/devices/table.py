@@ -24,7 +24,7 @@ _BY_CAPABILITY = (
     "`nvidia-smi --query-gpu=compute_cap --format=csv` prints it"
 )
 _LISTED = {
-    "cli": "; `tuner devices` lists the known ones",
+    "cli": "; `tuner list devices` lists the known ones",
     "api": "; GET /v1/devices lists the known ones",
     "page": ": the page Devices lists the known ones",
 }
@@ -135,7 +135,7 @@ class Device:
         return tflops * 1e3 / 2 / self.sm_count / self.architecture.clock_ghz
 
     def as_json(self) -> dict[str, Any]:
-        """The figures of the card and its architecture, as `tuner devices --json` prints them."""
+        """Return the figures of a card and its architecture, for `tuner list devices --json`."""
         card, shared = asdict(self), asdict(self.architecture)
         del card["architecture"]
         target = shared["target"]  # users know its platform by Triton's name

@@ -62,7 +62,7 @@ def with_engines(steps: Sequence[str], told: set[str]) -> Iterator[str]:
         named = _COMMAND_FOR.match(step)
         if named and named[1] not in told and not _is_here(named[1]):
             told.add(named[1])
-            yield f"$ {command_line('tuner', 'engines', 'add', named[1])}"
+            yield f"$ {command_line('tuner', 'list', 'engines', '--add', named[1])}"
         yield step
 
 

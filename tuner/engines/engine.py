@@ -121,8 +121,8 @@ def find_engine(spec: str, environ: Mapping[str, str] = os.environ) -> Engine:
     """Find "sglang", or exactly "sglang==0.5.16", on this machine.
 
     Without a version, this is the installed one, else the newest in TUNER_ENGINE_PATH's folders,
-    else the default version or the newest that `tuner engines add` added. Raises UnknownEngine,
-    which names the versions found.
+    else the default version or the newest that `tuner list engines --add` added. Raises
+    UnknownEngine, which names the versions found.
     """
     name, version = parse_spec(spec)
     package = import_module(f"{_PACKAGES[name]}.package")
@@ -158,7 +158,7 @@ def matching_packages(
     if matching:
         return matching
     spec = f"{name}=={version or CHECKED.get(name, 'VERSION')}"
-    add = f"`{command_line('tuner', 'engines', 'add', spec)}` adds it"
+    add = f"`{command_line('tuner', 'list', 'engines', '--add', spec)}` adds it"
     if not found:
         wanted = f"{name}=={version}" if version else name
         raise UnknownEngine(f"no {wanted} on this machine: {add}")
@@ -183,7 +183,7 @@ def _preferred(packages: list[Package], default: str) -> Package:
     return max(best, key=lambda package: version_order(package.version))
 
 
-# Beside an unpacked engine's package: {"triton": "3.8.0"}, as `tuner engines add` writes it.
+# Beside an unpacked engine's package: {"triton": "3.8.0"}, as `tuner list engines --add` writes it.
 RECORD = "tuner-engine.json"
 
 
@@ -242,7 +242,7 @@ class TritonRelease:
                 made_for = ".".join(tags[0])
                 return (
                     f"; {self.folder} was added for Python {made_for}, and this is another one: "
-                    "remove that folder, and run `tuner engines add` for the engine again"
+                    "remove that folder, and run `tuner list engines --add` for the engine again"
                 )
         return ""
 
@@ -261,7 +261,7 @@ def triton_for(engine: Engine) -> TritonRelease:
     if folder is not None:
         return TritonRelease(wanted, folder)
     name = f"{engine.name}=={engine.version}"
-    add = command_line("tuner", "engines", "add", name)
+    add = command_line("tuner", "list", "engines", "--add", name)
     if here is None:
         raise CompilerUnavailable(
             f"Triton {wanted}, which {name} runs, is not here: `{add}` adds it"
@@ -296,7 +296,7 @@ class PackageSource(IntEnum):
 
     INSTALLED = 0  # importable by this Python
     ENGINE_PATH = 1  # in a folder that TUNER_ENGINE_PATH names
-    UNPACKED = 2  # in one of `own_folders`, where `tuner engines add` puts wheels
+    UNPACKED = 2  # in one of `own_folders`, where `tuner list engines --add` puts wheels
 
 
 @dataclass(frozen=True)
@@ -319,7 +319,8 @@ def find_packages(name: str, environ: Mapping[str, str] = os.environ) -> list[Pa
 
 
 def own_folders() -> tuple[Path, Path]:
-    """Where `tuner engines add` puts wheels: beside this Python, or else beside the user's store.
+    """Return where `tuner list engines --add` puts wheels: beside this Python, or else beside the
+    user's store.
 
     The second is for people who must not write to the first.
     """

@@ -116,7 +116,7 @@ def triton_notes(files: Iterable[ExportFile], engine: Engine) -> list[str]:
     if runs is None or not others:
         return []
     name = f"{engine.name}=={engine.version}"
-    add = command_line("tuner", "engines", "add", name)
+    add = command_line("tuner", "list", "engines", "--add", name)
     return [
         f"these files are for Triton {', '.join(others)}. Servers of {name} run Triton {runs}, and "
         f"may look in another folder: `{add}` adds it, then tune again"

@@ -74,7 +74,9 @@ def key_path(environ: Mapping[str, str]) -> Path:
 def _checked_key(text: str, where: str) -> str:
     key = text.strip()
     if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise BadInput(f"{where} holds no key: a key is one word, as `tuner keys add` prints it")
+        raise BadInput(
+            f"{where} holds no key: a key is one word, as `tuner admin keys create` prints it"
+        )
     return key
 
 

@@ -280,7 +280,7 @@ class Job:
     cost: Cost | None = None  # of the attempt that ended it; None: not known
 
     def as_json(self) -> dict[str, Any]:
-        """The job as the API and `tuner job --json` show it."""
+        """The job as the API and `tuner jobs show --json` show it."""
         asked = self.request
         unreadable = {"unreadable": asked.why} if isinstance(asked, UnreadableRequest) else {}
         return {

@@ -104,7 +104,7 @@ class WorkerStatus:
         return name in (self.info.id, self.info.name, self.info.host)
 
     def as_json(self) -> dict[str, Any]:
-        """The worker as the API and `tuner workers --json` show it."""
+        """The worker as the API and `tuner admin workers --json` show it."""
         return {
             **asdict(self.info),
             "state": self.doing.replace(" ", "_"),

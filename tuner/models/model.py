@@ -61,7 +61,7 @@ class Model:
         return f"{self.dtype.value} {self.quantization} {self.detail}".rstrip()
 
     def as_json(self) -> dict[str, Any]:
-        """The fields of `tuner models --json`. Linear layers are left out: they are many."""
+        """The fields of `tuner list models --json`. Linear layers are left out: they are many."""
         shown = {one.name: getattr(self, one.name) for one in fields(self)}
         for name in (
             "linears",

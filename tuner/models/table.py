@@ -84,7 +84,7 @@ def find_preset(text: str) -> Model:
     fetch = command_line("hf", "download", repository, "config.json")
     raise UnknownModel(
         f"no preset is called {text[:200]!r}{near}",
-        cli="" if near else f"; give its config.json (`{fetch}`), or see `tuner models`",
+        cli="" if near else f"; give its config.json (`{fetch}`), or see `tuner list models`",
         api="" if near else _CONFIG_IN_API,
         page="" if near else _CONFIG_ON_PAGES,
     )

@@ -290,7 +290,7 @@ def _by_hash(connection: Connection, row: Mapping[str, Any]) -> RowMapping | Non
 def _last_admin(name: str) -> str:
     return (
         f"{name} is the last key of scope admin: make another first, with "
-        "`tuner keys add NAME --scope admin`"
+        "`tuner admin keys create NAME --scope admin`"
     )
 
 

@@ -98,7 +98,7 @@ class _NightJobs(Queries):
         night = nights.night(schedule, day)
         if night is None or night.summary is None or "submitted" not in night.summary:
             raise BadInput(
-                f"there is no finished night of {day}: `tuner nightly --list` lists the nights"
+                f"there is no finished night of {day}: `tuner nightly run --list` lists the nights"
             )
         ids = [*night.summary["submitted"], *night.summary["waiting"]]
         rows = self._rows(ids)

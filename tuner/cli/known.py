@@ -1,4 +1,4 @@
-"""The commands that list known devices and models, and engines on disk and their kernels."""
+"""The commands that list models, devices and engines; engines are added and removed too."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli import complete
-from tuner.cli.app import app, command, guarded, print_json, say, show
+from tuner.cli.app import command_of, group, print_json, say, show
 from tuner.cli.options import Json
+from tuner.errors import BadInput
 from tuner.render import table
 from tuner.shell import command_line
 
@@ -20,17 +21,23 @@ if TYPE_CHECKING:
     from tuner.models.model import Model
 
 
-@command
-def devices(as_json: Json = False) -> None:
-    """List the GPUs that can be tuned for."""
-    from tuner.devices.table import devices as all_devices
+known = group("list", "List models, devices, or the engines on this machine.")
 
-    known = all_devices()
+_WIDTH = 80
+_FOUND = {"engine_path": "TUNER_ENGINE_PATH"}
+
+
+@command_of(known, "devices")
+def list_devices(as_json: Json = False) -> None:
+    """List the GPUs that can be tuned for."""
+    from tuner.devices.table import devices
+
+    found = devices()
     if as_json:
-        print_json([device.as_json() for device in known])
+        print_json([device.as_json() for device in found])
         return
     rows: list[tuple[object, ...]] = []
-    for device in known:
+    for device in found:
         gib, gbs = device.memory_bytes >> 30, round(device.bandwidth_gbs)
         rows.append((device.name, device.target.name, device.sm_count, gib, gbs))
         rows += [
@@ -39,26 +46,26 @@ def devices(as_json: Json = False) -> None:
     typer.echo(table(("device", "arch", "SMs", "GiB", "GB/s"), rows))
 
 
-@command
-def models(as_json: Json = False) -> None:
+@command_of(known, "models")
+def list_models(as_json: Json = False) -> None:
     """List the models that can be named without a config.json."""
     from tuner.models.table import presets
     from tuner.targets import families_of
 
-    known = [(model, families_of(model.name)) for model in presets()]
+    presets_with = [(model, families_of(model.name)) for model in presets()]
     if as_json:
-        named = [(model, [one.name for one in found]) for model, found in known]
+        named = [(model, [one.name for one in found]) for model, found in presets_with]
         print_json([{**model.as_json(), "families": names} for model, names in named])
         return
     rows = [
         (model.name, _experts(model), _stored_as(model), " ".join(one.name for one in found) or "-")
-        for model, found in known
+        for model, found in presets_with
     ]
     headers = ("model", "experts", "stored as", "families")
     head, rule, *lines = table(headers, rows, width=_WIDTH, drop=["stored as"]).split("\n")
     typer.echo(f"{head}\n{rule}")
     more: list[str] = []  # the other names of a model stand below all lines of its row
-    models_left = iter(model for model, _ in known)
+    models_left = iter(model for model, _ in presets_with)
     for line in lines:
         if not line.startswith(" "):
             more = [*more, line]
@@ -83,27 +90,48 @@ def _experts(model: Model) -> str:
     return f"{model.E}+{model.n_shared_experts}" if model.n_shared_experts else str(model.E)
 
 
-engines = typer.Typer(
-    name="engines", help="List, add and remove engines and their Tritons.", no_args_is_help=True
-)
-app.add_typer(engines)
+@command_of(known, "engines")
+def list_engines(
+    add: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME==VERSION",
+            autocompletion=complete.engines,
+            help="Add an engine's Python and JSON files, and the Triton that it pins. Nothing is "
+            "installed. NAME alone gets the release that was checked with most.",
+        ),
+    ] = None,
+    remove: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME==VERSION",
+            autocompletion=complete.engines,
+            help="Remove an engine, or triton==VERSION, that --add has added.",
+        ),
+    ] = None,
+    no_triton: Annotated[
+        bool,
+        typer.Option("--no-triton", help="With --add, leave out the Triton (200 MB)."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List the engines and Tritons on this machine, and which of them are used; or change them.
 
-Spec = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME==VERSION",
-        autocompletion=complete.engines,
-        help="For example sglang==0.5.16 or vllm==0.33.0.",
-    ),
-]
-_WIDTH = 80
-_FOUND = {"engine_path": "TUNER_ENGINE_PATH"}
+    pip's package index has the files that are added. No environment changes.
+    """
+    if add and remove:
+        raise BadInput("--add and --remove exclude each other: choose one")
+    if no_triton and not add:
+        raise BadInput("--no-triton is for --add NAME==VERSION")
+    if add:
+        _add_engine(add, no_triton, as_json)
+    elif remove:
+        _remove_engine(remove, as_json)
+    else:
+        _list_engines(as_json)
 
 
-@engines.command("list")
-@guarded
-def list_engines(as_json: Json = False) -> None:
-    """List the engines and Tritons on this machine, and which of them are used."""
+def _list_engines(as_json: bool) -> None:
     from tuner.engines.inventory import releases
 
     found = releases()
@@ -114,26 +142,13 @@ def list_engines(as_json: Json = False) -> None:
         typer.echo(_releases_text(found))
     for one in found:
         if one.triton and not one.triton_here:
-            add = command_line("tuner", "engines", "add", f"{one.name}=={one.version}")
+            add = command_line("tuner", "list", "engines", "--add", f"{one.name}=={one.version}")
             say(f"Triton {one.triton} is missing: `{add}` adds it")
     if not any(one.name != "triton" for one in found):
-        say("no engine is here: `tuner engines add sglang` adds one")
+        say("no engine is here: `tuner list engines --add sglang` adds one")
 
 
-@engines.command("add")
-@guarded
-def add_engine(
-    spec: Spec,
-    no_triton: Annotated[
-        bool, typer.Option("--no-triton", help="Leave out the Triton that it pins (200 MB).")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Add an engine's Python and JSON files, and the Triton that it pins.
-
-    pip's package index has them. Nothing is installed: no environment changes. A name alone gets
-    the release that this program was checked with most.
-    """
+def _add_engine(spec: str, no_triton: bool, as_json: bool) -> None:
     from tuner.engines.engine import CHECKED
     from tuner.engines.fetch.add import add
     from tuner.engines.inventory import split_spec
@@ -143,10 +158,7 @@ def add_engine(
     show(as_json, lambda: {"path": str(folder)}, lambda: str(folder))
 
 
-@engines.command("remove")
-@guarded
-def remove_engine(spec: Spec, as_json: Json = False) -> None:
-    """Remove an engine, or triton==VERSION, that `add` has added."""
+def _remove_engine(spec: str, as_json: bool) -> None:
     from tuner.engines.fetch.add import remove
     from tuner.engines.inventory import releases, split_spec
 
@@ -157,7 +169,7 @@ def remove_engine(spec: Spec, as_json: Json = False) -> None:
     pinned = {one.triton for one in left}
     for one in left:
         if one.name == "triton" and one.source == "added" and one.version not in pinned:
-            less = command_line("tuner", "engines", "remove", f"triton=={one.version}")
+            less = command_line("tuner", "list", "engines", "--remove", f"triton=={one.version}")
             say(f"no engine here pins Triton {one.version}: `{less}` removes it")
 
 
