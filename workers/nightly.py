@@ -17,6 +17,7 @@ from tuner.store.current_winners import current_winners
 from tuner.store.database import Clock, Database, utc_now
 from tuner.store.jobs import JobStore
 from tuner.store.lookups import Lookups
+from tuner.store.night_diff import diff_nights
 from tuner.store.nights import NightStore
 from tuner.store.results import ResultStore
 from tuner.store.submissions import Unmet
@@ -393,6 +394,10 @@ class LocalWatching:
         if night is None:
             raise BadInput("there was no night yet: run `tuner nightly run` first")
         return {**night.as_json(), **seen_now(night.summary, self._store)}
+
+    def night_diff(self, before: date, now: date) -> dict[str, Any]:
+        """Compare two finished nights. Raises BadInput for a day without a night."""
+        return diff_nights(self._store, SCHEDULE, before, now).as_json()
 
     def run_night(self, *, dry_run: bool, force: bool) -> dict[str, Any]:
         """Do tonight's round and return its summary."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli import complete
-from tuner.cli.app import command, open_results, open_store, refuse_foreign, say, show
+from tuner.cli.app import command, open_results, say, show
+from tuner.cli.coverage import open_watching
 from tuner.cli.family_options import FamilyChoice, with_model_options
 from tuner.cli.options import (
     ClusterFile,
@@ -136,6 +137,7 @@ def diff(
         Path,
         typer.Argument(metavar="NEW", help="Folder of a later export, or a night: 2026-11-25."),
     ],
+    server: ResultsServer = None,
     as_json: Json = False,
 ) -> None:
     """Say what changed between two exports (files, entries, gains) or two nights (jobs, times)."""
@@ -143,23 +145,26 @@ def diff(
 
     found: ExportDiff | NightDiff
     if _NIGHT.fullmatch(str(old)) and _NIGHT.fullmatch(str(new)):
-        found = _diff_nights(str(old), str(new))
+        found = _diff_nights(str(old), str(new), server)
+    elif server:
+        raise BadInput(
+            f"a server compares nights: name two days, as 2026-11-24, not {old} and {new}; for "
+            f"folders, run `{command_line('tuner', 'export', '--server', server)}` at two times"
+        )
     else:
         found = diff_exports(old, new)
     show(as_json, found.as_json, found.as_text)
 
 
-def _diff_nights(old: str, new: str) -> NightDiff:
-    refuse_foreign("workers")
-    from tuner.store.night_diff import diff_nights
-    from workers.nightly import SCHEDULE
+def _diff_nights(old: str, new: str, server: str | None) -> NightDiff:
+    from tuner.store.night_diff import NightDiff
 
     try:
         before, now = date.fromisoformat(old), date.fromisoformat(new)
     except ValueError as error:
         raise BadInput(f"{old} and {new} must be days, as 2026-11-24: {error}") from None
-    with open_store() as store:
-        return diff_nights(store.database, SCHEDULE, before, now)
+    with open_watching(server) as watching:
+        return NightDiff.from_json(watching.night_diff(before, now))
 
 
 @command

@@ -63,7 +63,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     ),
     "diff": (
         "tuner diff configs-2026-11-24 configs-2026-11-25",
-        "tuner diff 2026-11-24 2026-11-25",
+        "tuner diff 2026-11-24 2026-11-25 --server http://tuner:8765",
     ),
     "report": (
         "tuner report --device L40S",
