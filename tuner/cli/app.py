@@ -116,7 +116,7 @@ def guarded(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def refuse_foreign(package: str) -> None:
-    """Raises BadInput if `import {package}` would not find the package installed with this one.
+    """Raise BadInput if `import {package}` would not find the package installed with this module.
 
     The wheel installs `workers` and `api` as top-level packages, and others may use these names.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,7 @@ from tuner.cli.coverage import open_watching
 from tuner.cli.options import DeviceOrHere, EngineSpec, Json, OneDevice, ResultsServer
 from tuner.cli.runs import waiting
 from tuner.devices.table import find_device
-from tuner.errors import BadInput, UnknownDevice
+from tuner.errors import BadInput
 from tuner.problems.points import UNKNOWN_SERVER
 from tuner.problems.registry import parse_problem
 from tuner.render import list_width, table
@@ -74,7 +73,7 @@ def show_result(
     server: ResultsServer = None,
     as_json: Json = False,
 ) -> None:
-    """Show a problem's entries: the engine's time, the tuned one, the gain and the roofline."""
+    """Show a problem's entries: times, gain and roofline."""
     from tuner.devices.here import device_or_here
     from tuner.pictures.rows import rows_of
     from tuner.pictures.write import as_text
@@ -97,9 +96,10 @@ def forget_result(
     engine: Annotated[str, typer.Option(help="NAME of the engine, e.g. vllm.")] = "sglang",
     server: ResultsServer = None,
 ) -> None:
-    """Forget the results of a problem on a device, in all versions of an engine.
+    """Forget the results of a problem on a device.
 
-    What was tried stays stored, and the problem is tuned anew when it is asked for.
+    They are forgotten in all versions of an engine. What was tried stays stored, and the problem is
+    tuned anew when it is asked for.
     """
     from tuner.devices.here import device_or_here
     from tuner.engines.engine import parse_spec
@@ -133,10 +133,15 @@ def _winners_of(
 def export_results(
     device: DeviceOrHere = "",
     engine: EngineSpec = "sglang",
-    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("results_out"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write to.")] = Path(
+        "results_out"
+    ),
     as_json: Json = False,
 ) -> None:
-    """Write what was measured on a card, with its environment, in files by card and engine."""
+    """Write what was measured on a card to files.
+
+    There is a file for each card and engine, with the environment of the times.
+    """
     from tuner.devices.here import device_or_here
     from tuner.engines.engine import find_engine
     from tuner.problems.results import MeasureKind, Status
@@ -165,10 +170,10 @@ def import_results(
     ],
     as_json: Json = False,
 ) -> None:
-    """Take results of other machines into the store, after each kernel was compiled here again.
+    """Take results of other machines into the store.
 
-    Where this machine has the card, the times are measured again too, and these are stored. If one
-    result is not believed, nothing is stored.
+    Each kernel is compiled here again first. If this machine has the card, the times are measured
+    again too, and these are stored. If a result is not believed, nothing is stored.
     """
     from tuner.measure.workbench import Workbench
     from tuner.store.connect import database_url
@@ -189,7 +194,7 @@ def import_results(
 
 def _believed(result: RunResult, workbench: Workbench) -> PreparedRun:
     """Return the run that measures a result's problem. Raises BadInput if it is not believed."""
-    from tuner.devices.here import gpu_to_measure_on
+    from tuner.devices.here import gpu_of_kind
     from tuner.engines.engine import find_engine
     from tuner.problems.results import MeasureKind
     from tuner.tuning.claims import doubts
@@ -201,7 +206,7 @@ def _believed(result: RunResult, workbench: Workbench) -> PreparedRun:
         problem=key.problem,
         device=card,
         engine=engine,
-        source=Source(MeasureKind.GPU, gpu=gpu_to_measure_on(None) if _is_here(card) else ""),
+        source=Source(MeasureKind.GPU, gpu=gpu_of_kind(card) or ""),
         effort=Effort.QUICK,
         server=next((entry.server for entry in result.entries if entry.server), UNKNOWN_SERVER),
     )
@@ -232,8 +237,11 @@ def _taken(
     known = {one.environment.kernel_hash for one in mine if one.status is Status.OK}
     if place.kernel_hash in known:
         return "left out: the store has measured entries of its own"
-    if not _is_here(prepared.request.device):
-        return f"{store.add(result)} entries stored, which were not measured here"
+    if not prepared.request.source.gpu:
+        return (
+            f"{store.add(result)} entries stored: compiled here, and not measured, because no "
+            f"GPU that may be used here is an {place.device}"
+        )
     run = measured_again(prepared, result.entries)
     report = execute(run, open_source(prepared.request, workbench), store)
     said, here = (
@@ -241,13 +249,3 @@ def _taken(
         for entries in (result.entries, report.entries)
     )
     return f"measured again here, and stored: {here}, where {said} was said"
-
-
-def _is_here(card: Device) -> bool:
-    from tuner.devices.here import asked_here
-
-    found = set()
-    for name in asked_here("name"):
-        with suppress(UnknownDevice):
-            found.add(find_device(name))
-    return card in found
