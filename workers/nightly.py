@@ -327,7 +327,8 @@ def _why_not(nights: NightStore, day: date) -> str:
     night = nights.night(SCHEDULE, day)
     if night is None or night.finished_at is None:
         return "another process is doing it"
-    return f"it was done at {night.finished_at:%H:%M} UTC; force it to do it again"
+    done = f"it was done at {night.finished_at:%H:%M} UTC"
+    return f"{done}; --force (in the API: force) does it again"
 
 
 def _named(request: JobRequest) -> dict[str, Any]:

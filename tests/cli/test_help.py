@@ -1,5 +1,6 @@
 """What `--help` shows: every command has a section and an example that its options take."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -134,6 +135,20 @@ def test_the_sizes_of_a_family_have_a_help_of_their_own(words):
     wrong = RUNNER.invoke(app, [*words.split(), "--help-family", "attentoin"])
     assert wrong.exit_code == 2
     assert "did you mean 'attention'" in wrong.output
+
+
+def test_the_version_names_engines_tritons_and_the_store_without_its_secrets(monkeypatch):
+    store = "postgresql://me:secret@db/tuner?sslpassword=hidden"
+    monkeypatch.setenv("TUNER_DATABASE_URL", store)
+    code = "import sys; sys.argv = ['tuner', '--version']; from tuner.cli import main\n"
+    code += "try: main()\nfinally: print({'torch', 'triton', 'numpy'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, *engines, place, loaded = done.stdout.splitlines()
+    assert re.fullmatch(r"tuner \d+\.\d+\.\d+\S*", first)
+    assert [line.split()[0].rstrip(":") for line in engines] == ["sglang", "vllm"]
+    assert (place, loaded) == ("store: postgresql://me:***@db/tuner", "set()")
+    monkeypatch.setenv("TUNER_DATABASE_URL", "mysql://me:secret@db/tuner")
+    assert "store: no store is kept in 'mysql'" in run("--version")
 
 
 def test_the_help_of_tune_fits_a_page():

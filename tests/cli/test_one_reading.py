@@ -40,8 +40,8 @@ def readings(monkeypatch) -> Counter[str]:
         ("tune", "{}", *SERVED, "--all", "--engine", "sglang==0.5.16"),
         ("tune", "{}", *SERVED, "--family", "attention"),
         ("jobs", "submit", "{}", *SERVED),
-        ("export", "--model", "{}", *SERVED),
-        ("report", "--model", "{}", *SERVED),
+        ("export", "{}", *SERVED),
+        ("report", "{}", *SERVED),
     ],
     ids=lambda words: " ".join(words[:1] + words[6:7]),
 )

@@ -67,7 +67,7 @@ def check(
         str,
         typer.Option(
             autocompletion=complete.models,
-            help="The model that files are for; names of which it has no use are told.",
+            help="The model that the files are for: files that it never asks for are named.",
         ),
     ] = "",
     dtype: DtypeName = None,

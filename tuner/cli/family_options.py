@@ -28,7 +28,7 @@ FIELD = "workload"  # of requests for attention
 
 
 def is_observed(text: object) -> bool:
-    """Whether the value of --workload names what a server did, and not a use or a TOML file.
+    """Return whether the value of --workload names a log or results, and not a use or a TOML file.
 
     The name of a use has neither dot nor slash, so a folder of that name is not taken for it.
     """
@@ -41,9 +41,9 @@ def is_observed(text: object) -> bool:
 
 
 def observed_fields(path: Path, family: Family, problem: Problem) -> dict[str, Any]:
-    """The fields of a request of a family that select the batches.
+    """Return the fields of a request of a family that select the batches.
 
-    Raises MalformedWorkload where the source says too little.
+    Raises MalformedWorkload if the source says too little.
     """
     from tuner.engines.logs.workload import points, sizes
 
@@ -73,7 +73,7 @@ def observed_fields(path: Path, family: Family, problem: Problem) -> dict[str, A
 
 @cache
 def _batches(path: Path) -> tuple[WeightedBatch, ...]:
-    """The batches of a server's log, or of the results of a benchmark."""
+    """Read the batches of a server's log, or of the results of a benchmark."""
     return tuple(_of_log(path) or _of_benchmark(path))
 
 
@@ -126,7 +126,7 @@ class FamilyChoice:
         return len(self.names) > 1
 
     def of(self, options: tuple[Option, ...]) -> dict[str, Any]:
-        """The values of some options, parsed for a request. Raises BadInput."""
+        """Return the values of some options, parsed for a request. Raises BadInput."""
         return {o.name: o.parse(self.values[o.name]) for o in options if o.name in self.values}
 
 
@@ -138,7 +138,7 @@ def with_family_options(command: Callable[..., R]) -> Callable[..., R]:
 
 
 def with_model_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Like `with_family_options`, with only the options that turn a model into problems."""
+    """Do as `with_family_options`, with only the options that turn a model into problems."""
     return _with_options(command, _by_name(o for family in families() for o in family.shaping))
 
 

@@ -58,7 +58,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "export": (
         "tuner export glm-4.6 --tp 8 --device H200",
         "tuner export --device L40S --allow-predicted --out configs",
-        "tuner export --device H20 --model deepseek-r1 --tp 16 --engine vllm",
+        "tuner export deepseek-r1 --tp 16 --device H20 --engine vllm",
         "tuner export --device H20 --server http://tuner:8765",
     ),
     "diff": (
@@ -67,7 +67,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     ),
     "report": (
         "tuner report --device L40S",
-        "tuner report --device H200 --model deepseek-r1 --tp 8 --out pictures",
+        "tuner report deepseek-r1 --tp 8 --device H200 --out pictures",
     ),
     "check": (
         "tuner check configs/*.json --device L40S",
@@ -163,11 +163,12 @@ OPTION_NAMES: Mapping[str, str] = {
     "data-parallel-size": "dp",
     "tensor_parallel_size": "tp",
     "tp_size": "tp",
+    "moe-dense-tp-size": "moe-dense-tp",
 }
 
 
 def option_name(name: str) -> str:
-    """Our name of an option, by an engine's."""
+    """Return our name of an option, by an engine's."""
     return OPTION_NAMES.get(name, name)
 
 

@@ -88,7 +88,7 @@ EffortName = Annotated[
 ProblemSpecs = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="PROBLEM", help="Only this problem's winners; may be given again; default: all."
+        metavar="PROBLEM", help="Only this problem's results; may be given again; default: all."
     ),
 ]
 ServerArgs = Annotated[
@@ -105,24 +105,23 @@ ClusterFile = Annotated[
         help="A cluster.toml, which names engine, model, ranks and flags; default: none.",
     ),
 ]
-ModelName = Annotated[
-    str | None,
-    typer.Option(
+OneModel = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
         autocompletion=complete.models,
-        help="Only the winners of this model's problems; default: all.",
+        help="Only the results of this model's problems, as for `tuner tune`; default: all.",
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed of the search.")]
 Server = Annotated[
     str | None,
-    typer.Option(envvar="TUNER_SERVER", help="URL of the service; default: the local store."),
+    typer.Option(envvar="TUNER_SERVER", help="URL of a tuner service; default: the local store."),
 ]
 # TUNER_SERVER is not read here: what `tune` just stored on this machine is to be exported next.
 ResultsServer = Annotated[
     str | None,
-    typer.Option(
-        "--server", help="URL of the service whose results to take; default: the local store."
-    ),
+    typer.Option("--server", help="URL of a tuner service; default: the local store."),
 ]
 WritePatch = Annotated[
     Path | None,

@@ -163,7 +163,7 @@ def planned(
 
 
 def _given(context: typer.Context, others: Collection[str] = ()) -> Iterator[str]:
-    """The words of this command's line that another command takes too: all but the `others`."""
+    """Yield the words of this command's line for another command: all but the `others`."""
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
@@ -176,7 +176,7 @@ def _given(context: typer.Context, others: Collection[str] = ()) -> Iterator[str
 
 
 def _too_large(model: Model | None, problems: Sequence[Problem], device: Device) -> str:
-    """A sentence if a model does not fit the cards, as far as its experts show."""
+    """Return a sentence if a model does not fit the cards, as far as its experts show."""
     from tuner.families.fused_moe.models import too_large
     from tuner.families.fused_moe.problem import FusedMoe
 

@@ -41,7 +41,7 @@ class TargetOptions:
 
 
 def resolve(asked: TargetOptions, choice: FamilyChoice) -> TuningTarget:
-    """The problems that a command line names.
+    """Return the problems that a command line names.
 
     Raises as `resolve_target` does, and BadInput for a log.
     """
@@ -78,9 +78,9 @@ def targets_of(asked: TargetOptions, choice: FamilyChoice, every: bool) -> list[
 
 
 def asked_model(
-    model: str | None, server_args: str, device: Device, engine: Engine, tp: int, dtype: str | None
+    model: str, server_args: str, device: Device, engine: Engine, tp: int, dtype: str | None
 ) -> tuple[TargetOptions | None, dict[str, str]]:
-    """What `--model` names, if it is given, and the settings of the servers.
+    """Return the target of a model's name, None for "", and the settings of the servers.
 
     Raises as `read_command_target` and `CommandTarget.settings` do.
     """
@@ -94,10 +94,10 @@ def asked_model(
 
 
 def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
-    """The problems of the missing files of a log; one that is not known does not end the others.
+    """Return the problems of the missing files of a log. An unknown file does not end the others.
 
-    Raises BadInput for a log that names no missing file, and the error of the first if no problem
-    is known.
+    Raises BadInput for a log that names no missing file, and the first error if no problem is
+    known.
     """
     from tuner.diagnose import Hints
     from tuner.diagnose.missing import missing_files
@@ -135,7 +135,7 @@ def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
 
 
 def _other_gpu(resolved: Resolved, asked: TargetOptions) -> list[str]:
-    """A note if the file is for another GPU."""
+    """Return a note if the file is for another GPU."""
     named = resolved.device_name
     try:
         same = not named or find_device(named) == asked.device
@@ -175,8 +175,8 @@ def _several_families(
 
 
 def _refuse_if_left_out(names: Sequence[str], model: Model, serving: Serving) -> None:
-    """Raise BadInput, with the reason, if the first family with one of these options was left out
-    though the model may have its layers.
+    """Raise BadInput, with the reason, if the first family with an option of these names was left
+    out though the model may have its layers.
     """
     from tuner.targets import why_left_out
 
@@ -189,7 +189,7 @@ def _refuse_if_left_out(names: Sequence[str], model: Model, serving: Serving) ->
 
 
 def _not_bounding(family: Family, choice: FamilyChoice) -> list[str]:
-    """A line for each given option that selects points of other families than this one."""
+    """Return a line for each given option that selects points of other families alone."""
     own = {option.name: option.flag for option in family.selecting}
     others = {o.name: o.flag for one in families() for o in one.selecting}
     given = [name for name in choice.values if name in others and name not in own]
@@ -200,7 +200,7 @@ def _not_bounding(family: Family, choice: FamilyChoice) -> list[str]:
 
 
 def _titles_with(name: str) -> str:
-    """The families that have an option, in words."""
+    """Name the families that have an option."""
     from tuner.targets import listed
 
     having = [one for one in families() if name in {option.name for option in one.options}]
@@ -208,8 +208,8 @@ def _titles_with(name: str) -> str:
 
 
 def _serving(asked: TargetOptions, choice: FamilyChoice) -> Serving:
-    """How the server runs, as the options and its flags say. Raises BadInput if they contradict
-    each other, or if a flag changes problems in a way that is not read.
+    """Return how the server runs, as the options and its flags say. Raises BadInput if they
+    contradict each other, or if a flag changes problems in a way that is not read.
     """
     from tuner.models.serving import Serving
     from tuner.targets import as_flags_say
@@ -227,9 +227,9 @@ def _serving(asked: TargetOptions, choice: FamilyChoice) -> Serving:
 
 
 def divided(flags: Mapping[str, str], engine: str, choice: FamilyChoice) -> dict[str, str]:
-    """The server's flags, with the flag of an engine by which it divides experts as `--ep` says.
+    """Return the server's flags, with the engine's flag that divides experts as `--ep` says.
 
-    They choose kernels. What the server itself says of its ranks is in `TargetOptions.flags`.
+    The flags choose kernels. `TargetOptions.flags` has the ranks that the server itself says.
     """
     from tuner.engines.settings import with_experts
 
@@ -240,7 +240,7 @@ def divided(flags: Mapping[str, str], engine: str, choice: FamilyChoice) -> dict
 def targets_and_settings(
     asked: TargetOptions, choice: FamilyChoice, every: bool
 ) -> tuple[list[TuningTarget], dict[str, str]]:
-    """The problems to tune, as `targets_of`, and all that is known of the servers' settings."""
+    """Return the problems to tune, as `targets_of`, and all known settings of the servers."""
     from tuner.engines.settings import settings_kept
 
     targets = targets_of(asked, choice, every)
@@ -253,13 +253,13 @@ def targets_and_settings(
 
 
 def _given(asked: TargetOptions, choice: FamilyChoice) -> list[str]:
-    """The fields that the command line sets."""
+    """Return the fields that the command line sets."""
     common = {"tp": asked.tp != 1, "dtype": bool(asked.dtype)}
     return [*(name for name, given in common.items() if given), *choice.values]
 
 
 def selection_of(family: Family, problem: Problem, choice: FamilyChoice) -> Selection:
-    """The points of a problem that the options select. Raises BadInput."""
+    """Return the points of a problem that the options select. Raises BadInput."""
     values = choice.of(family.selecting)
     if choice.observed:
         observed = observed_fields(choice.observed, family, problem)
@@ -273,7 +273,7 @@ def selection_of(family: Family, problem: Problem, choice: FamilyChoice) -> Sele
 def problems_to_ship(
     specs: Sequence[str], model: TargetOptions | None, choice: FamilyChoice
 ) -> list[Problem]:
-    """The problems of `--problem` and `--model`; a model may have problems of several families.
+    """Return the problems of `--problem` and of a model, which may have several families.
 
     Raises as `resolve` does where the model has no problem, or tp does not divide it.
     """

@@ -56,9 +56,10 @@ def submit(
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Queue tuning jobs for a worker, one for each problem of a model, and print their ids.
+    """Queue a tuning job for each problem of a model.
 
-    Of a model, the problems for which servers read a file; `tuner plan` shows which.
+    These are the problems for which servers read a file, as `tuner plan` shows them. Prints the
+    ids of the jobs.
     """
     from tuner.engines.engine import parse_spec
     from tuner.engines.settings import settings_to_keep
@@ -132,9 +133,9 @@ def _as_json(answer: Submitted) -> dict[str, Any]:
 
 
 def _pinned(queue: Queue, device: Device, spec: str, measure: str) -> str:
-    """The engine with the version that the jobs are for, as the queue's workers have it.
+    """Return the engine with the version for which jobs are made, as the queue's workers have it.
 
-    Raises UnknownEngine where neither they nor this machine has one.
+    Raises UnknownEngine if neither they nor this machine has a release.
     """
     from tuner.engines.engine import find_engine
     from tuner.jobs.workers import JobRequirements, engine_version_here

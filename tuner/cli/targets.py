@@ -40,12 +40,12 @@ class CommandTarget:
 
     @property
     def is_one(self) -> bool:
-        """Whether it is a problem, or an engine's line about a file."""
+        """Return whether it is a problem, or an engine's line about a file."""
         return self.found is not None and self.found.family is not None
 
     def served_by(self) -> tuple[str, str]:
-        """The engine of a running server; else the engine and the GPU that a log or a line names;
-        "" for what is not named.
+        """Return the engine of a running server; else the engine and the GPU that a log or a line
+        names, "" for an unnamed engine or GPU.
         """
         if self.server:
             return self.server.spec, ""
@@ -58,17 +58,17 @@ class CommandTarget:
         return context.spec(context.engine_name()), device.name if device else ""
 
     def context(self, hints: Hints) -> Context:
-        """What a log or a line says beside the hints."""
+        """Return the facts of a log or a line, beside the hints."""
         from tuner.diagnose.context import Context
 
         assert self.findings is not None
         return Context(hints, self.findings.facts)
 
     def settings(self, server_args: str) -> dict[str, str]:
-        """The flags and variables of a server, and what its model tells of its kernels.
+        """Return the flags and variables of a server, with what its model tells of its kernels.
 
-        Those that a log or a running server says count if `server_args` does not say otherwise.
-        Raises BadInput for quotation marks that are not closed.
+        Flags of a log or a running server count if `server_args` does not say otherwise. Raises
+        BadInput for quotation marks that are not closed.
         """
         from tuner.engines.settings import of_model, server_settings
 
@@ -88,7 +88,7 @@ class CommandTarget:
         device: Device,
         flags: Mapping[str, str],
     ) -> dict[str, str]:
-        """The settings, with what lines about missing files show of the server's kernels."""
+        """Return the settings, with what lines about missing files show of the server's kernels."""
         from tuner.engines.dispatch import seen_to_run
 
         if self.findings is None:
@@ -152,7 +152,7 @@ def _of_server(url: str) -> CommandTarget:
 
 
 def is_log(target: str) -> bool:
-    """Whether a target is a log, and not a line, a model or a config.json."""
+    """Return whether a target is a log, and not a line, a model or a config.json."""
     path = Path(target)
     return target == "-" or (path.suffix != ".json" and _is_file(path))
 

@@ -142,7 +142,7 @@ class _Served:
 def _of_target(
     target: str, served: _Served, source: Source, gpu: int | None, choice: FamilyChoice, every: bool
 ) -> _Work:
-    """What a model, a problem, a line or a log asks to tune. Raises BadInput."""
+    """Return the work that a model, a problem, a line or a log asks for. Raises BadInput."""
     from tuner.engines.engine import find_engine
     from tuner.targets import ALL
 
@@ -176,7 +176,7 @@ def _refuse_one_file(every: bool, files: Mapping[str, Path | None]) -> None:
 
 
 def _source(measure: str, gpu: int | None, routing: Path | None) -> Source:
-    """The source of times. Raises BadInput, also for a GPU that may not be used."""
+    """Return the source of times. Raises BadInput, also for a GPU that may not be used."""
     from tuner.devices.here import gpu_to_measure_on
     from tuner.problems.results import MeasureKind
     from tuner.tuning.request import parse_source
@@ -188,9 +188,9 @@ def _source(measure: str, gpu: int | None, routing: Path | None) -> Source:
 
 
 def _predicted_ones(problems: Sequence[Problem], source: Source) -> Sequence[Problem]:
-    """The problems without those whose times are not predicted, if times are to be predicted.
+    """Return the problems whose times can be predicted, if times are to be predicted.
 
-    Says which are left out. Raises BadInput if all are.
+    Says which problems are left out. Raises BadInput if all are.
     """
     from tuner.problems.results import MeasureKind
     from tuner.targets import listed
@@ -208,7 +208,7 @@ def _predicted_ones(problems: Sequence[Problem], source: Source) -> Sequence[Pro
 
 
 def _card(name: str, source: Source, gpu: int | None) -> Device:
-    """The kind of GPU to tune for: as named, else of the GPU to measure on or of this machine.
+    """Return the GPU to tune for: as named, else the GPU to measure on or of this machine.
 
     Raises UnknownDevice, and BadInput for a card on which nothing here measures.
     """

@@ -65,7 +65,6 @@ FAMILY = Family(
             COUNT,
             "Tensor-parallel size of the layers without experts; default: that of --tp.",
             description="Tensor-parallel size of the layers without experts; default: that of tp.",
-            offered=False,
         ),
         # An engine runs fused shared experts in its fused-MoE kernel, and not as dense GEMMs.
         EP,
