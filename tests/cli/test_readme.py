@@ -179,7 +179,8 @@ def test_the_gains_of_the_readme_are_those_of_the_shelf():
 
     sglang, vllm = "sglang==0.5.23", "vllm==0.33.0"
     assert f"MoE layer {gain('deepseek-r1 tp 8', 'H200', sglang)} over sglang's file" in text
-    assert f"DeepSeek-V3.2 {gain('deepseek-v3.2 tp 8', 'H200', sglang)} (measured)" in text
+    v32 = gain("deepseek-v3.2 tp 8", "H200", sglang)
+    assert f"DeepSeek-V3.2 | MoE layer {v32} over sglang's file (measured)" in text
     large = gain("qwen3.5-397b-a17b-fp8 tp 8", "H100", vllm)
     small = gain("qwen3.5-35b-a3b tp 8", "H100", vllm)
     assert f"397B-A17B-FP8 {large}, of 35B-A3B {small} at TP 8 (measured)" in text
