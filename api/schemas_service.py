@@ -168,6 +168,27 @@ class NightOut(BaseModel):
     )
 
 
+class ProblemDiffOut(BaseModel):
+    """A problem of two nights."""
+
+    device: str
+    problem: str
+    change: Literal["only before", "only now", "changed", "the same", "not comparable"]
+    states: tuple[str, str] = Field(description="Of the two jobs; empty: a night had none.")
+    versions: tuple[str, str] = Field(description="Of engine and Triton; empty: nothing ran.")
+    sizes: int = Field(description="That both nights timed.")
+    changed: list[str] = Field(description="Sizes whose fastest configuration is another one.")
+    faster: float | None = Field(description="Old times over new times: a geometric mean.")
+
+
+class NightDiffOut(BaseModel):
+    """Two finished nights."""
+
+    before: date
+    now: date
+    problems: list[ProblemDiffOut]
+
+
 class NightCountsOut(BaseModel):
     """A night in a list."""
 

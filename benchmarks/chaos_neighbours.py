@@ -37,7 +37,7 @@ COMMANDS = {
     "coverage": "nightly coverage",
     "nightly run": "nightly run --dry-run --watch-list {home}/watches.toml",
     "export": "export --device L40S --allow-predicted --out {home}/exported-{lane}",
-    "tune": TUNE + " --batch-sizes 1 --seed {number}",
+    "tune": TUNE + " --batch-sizes 1{number}",
 }
 LOOKS = 3  # whoever has a deleted file open for so many looks does not just close it
 JOIN_S = 300.0

@@ -109,7 +109,7 @@ def commands(name: str, folder: Path, args: argparse.Namespace) -> list[list[str
     lengths = ["--workload", str(folder / WORKLOAD)]
     return [
         *(
-            ["tune", *words, *device, *(lengths if {"--attention", "--all"} & {*words} else [])]
+            ["tune", *words, *device, *(lengths if {"attention", "--all"} & {*words} else [])]
             for words in (() if args.database or args.shelf else tuned)
         ),
         [

@@ -305,9 +305,9 @@ def families_of(target: str | Model, serving: Serving | None = None) -> list[Fam
     return [one for one in families() if model and _has(one, model, serving or Serving())]
 
 
-def with_flags(found: Sequence[Family]) -> str:
-    """Families with the flags that choose them: "attention (--attention)"."""
-    return listed([f"{one.title} ({one.flag or 'without a flag'})" for one in found])
+def with_options(found: Sequence[Family]) -> str:
+    """Name families with the option that chooses them: "attention (--family attention)"."""
+    return listed([f"{one.title} (--family {one.name})" for one in found])
 
 
 def listed(names: Sequence[str]) -> str:
@@ -330,7 +330,7 @@ def _name_others(error: BadInput, others: Sequence[Family]) -> None:
         return
     names = " and ".join(name for one in others for name in one.problems)
     error.add(
-        cli=f"; the model has {with_flags(others)}",
+        cli=f"; the model has {with_options(others)}",
         api=f"; POST /v1/jobs:model queues its other problems: {names}",
         page=f"; queue its problems instead: {names}",
     )

@@ -17,6 +17,7 @@ from tuner.store.current_winners import current_winners
 from tuner.store.database import Clock, Database, utc_now
 from tuner.store.jobs import JobStore
 from tuner.store.lookups import Lookups
+from tuner.store.night_diff import diff_nights
 from tuner.store.nights import NightStore
 from tuner.store.results import ResultStore
 from tuner.store.submissions import Unmet
@@ -326,7 +327,8 @@ def _why_not(nights: NightStore, day: date) -> str:
     night = nights.night(SCHEDULE, day)
     if night is None or night.finished_at is None:
         return "another process is doing it"
-    return f"it was done at {night.finished_at:%H:%M} UTC; force it to do it again"
+    done = f"it was done at {night.finished_at:%H:%M} UTC"
+    return f"{done}; --force (in the API: force) does it again"
 
 
 def _named(request: JobRequest) -> dict[str, Any]:
@@ -393,6 +395,10 @@ class LocalWatching:
         if night is None:
             raise BadInput("there was no night yet: run `tuner nightly run` first")
         return {**night.as_json(), **seen_now(night.summary, self._store)}
+
+    def night_diff(self, before: date, now: date) -> dict[str, Any]:
+        """Compare two finished nights. Raises BadInput for a day without a night."""
+        return diff_nights(self._store, SCHEDULE, before, now).as_json()
 
     def run_night(self, *, dry_run: bool, force: bool) -> dict[str, Any]:
         """Do tonight's round and return its summary."""

@@ -32,6 +32,7 @@ from api.requests import HideIn, NightIn, WatchIn
 from api.schemas_service import (
     HeldPageOut,
     MatrixOut,
+    NightDiffOut,
     NightOut,
     NightsOut,
     SummaryOut,
@@ -43,6 +44,7 @@ from api.state import Api, ApiDep
 from tuner.devices.table import find_device
 from tuner.jobs.job import JobRequest
 from tuner.problems.registry import parse_problem
+from tuner.store.night_diff import diff_nights
 from workers.coverage import stored_rows, watched_rows
 from workers.nightly import SCHEDULE, do_round, seen_now
 from workers.watches import read_watch, watch_list_of
@@ -196,3 +198,14 @@ def get_night(day: date | Literal["last"], caller: Reader, api: ApiDep) -> dict[
     if night is None:
         raise HTTPException(404, "there was no night " + ("yet" if day == "last" else f"of {day}"))
     return {**asdict(night), **seen_now(night.summary, api.store)}
+
+
+@router.get("/nights/{day}/diff", response_model=NightDiffOut, responses=responses())
+def compare_nights(
+    day: date,
+    since: Annotated[date, Query(description="The earlier night.")],
+    caller: Reader,
+    api: ApiDep,
+) -> dict[str, Any]:
+    """Compare a finished night with an earlier one: jobs, and the fastest trials of their runs."""
+    return diff_nights(api.store, SCHEDULE, since, day).as_json()

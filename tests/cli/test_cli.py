@@ -95,7 +95,7 @@ def test_from_a_model_and_a_gpus_name_to_files_the_engine_loads(env, tmp_path):
 def test_what_was_predicted_is_left_out_and_said_on_stderr(env, tmp_path):
     other = RECORDED.replace("N=256", "N=128")
     tuner(env, *replay("--batch-sizes", "2"))
-    predict = ("--measure", "predict", "--effort", "quick", "--batch-sizes", "2", "--gemm", "down")
+    predict = ("--measure", "predict", "--effort", "quick", "--batch-sizes", "2")
     tuner(env, "tune", other, "--device", "H200", *predict)
     command = ("export", "--device", "H200", "--out", str(tmp_path / "out"))
     named = tuner(env, *command, "--problem", other, code=1)
@@ -115,7 +115,8 @@ def test_what_was_predicted_is_left_out_and_said_on_stderr(env, tmp_path):
 
 def test_record_keeps_every_problem_of_a_models_attention(env, tmp_path):
     again = tmp_path / "attention.csv.gz"
-    model = ["tune", "qwen3-30b-a3b", "--attention", "--device", "H200", "--engine", ENGINE]
+    model = ["tune", "qwen3-30b-a3b", *("--family", "attention"), *("--device", "H200")]
+    model += ["--engine", ENGINE]
     # The recording is of the 8 splits that the engine makes by itself.
     options = ["--kv-splits", "8", "--effort", "quick", "--json", "--measure"]
     first = tuner(env, *model, *options, f"replay:{SWEEP}", "--record", str(again))
@@ -247,7 +248,6 @@ BAD_INPUT = [
     (["tune", RECORDED, "--device", "L40S", "--measure", f"replay:{FP8_RECORDING}"], "H200"),
     (["tune", RECORDED, "--device", "H200", "--measure", "guess"], "gpu"),
     (["tune", RECORDED, "--device", "H200", "--measure", "predict", "--batch-sizes", "x"], "x"),
-    (["tune", RECORDED, "--device", "H200", "--measure", "predict", "--gemm", "upp"], "up"),
     (["tune", "deepseek-r1", "--device", "L40S", "--ep", "0"], "--ep must be from 1 to 4096"),
     (["tune", RECORDED, "--device", "H200", "--engine", "sglang==0.0.1"], "0.5.16"),
     (["tune", RECORDED, "--device", "H200", "--engine", "sglong"], "sglang"),
@@ -255,13 +255,21 @@ BAD_INPUT = [
     (["check", "{missing_field}", "--device", "L40S"], "BLOCK_SIZE_N"),
     (["check", "{misnamed}", "--device", "L40S"], "name"),
     (["check", "{odd_key}", "--device", "L40S", "--tp", "8"], "--tp is for a model"),
-    (["check", "deepseek-rr1", "--device", "L40S", "--attention"], "deepseek-r1"),
-    (["check", "qwen3-30b-a3b", "gpt-oss-20b", "--device", "L40S", "--attention"], "one model"),
-    (["check", "deepseek-r1", "--device", "L40S", "--attention", "--top-k", "8"], "--top-k"),
-    (["check", DECODE, "--device", "L40S", "--attention", "--tp", "8"], "--tp"),
+    (["check", "deepseek-rr1", "--device", "L40S", "--family", "attention"], "deepseek-r1"),
+    (
+        ["check", "qwen3-30b-a3b", "gpt-oss-20b", "--device", "L40S", "--family", "attention"],
+        "one model",
+    ),
+    (
+        ["check", "deepseek-r1", "--device", "L40S", "--family", "attention", "--top-k", "8"],
+        "--top-k",
+    ),
+    (["check", DECODE, "--device", "L40S", "--family", "attention", "--tp", "8"], "--tp"),
     (["export", "--device", "L40S", "--out", "{file}", "--into-engine"], "--into-engine"),
-    (["tune", "qwen3-32b", "--tp", "2", "--device", "L40S"], "attention (--attention)"),
-    (["tune", "deepseek-r1", "--device", "L40S", "--all", "--attention"], "--attention"),
+    (["tune", "qwen3-32b", "--tp", "2", "--device", "L40S"], "attention (--family attention)"),
+    (["tune", "deepseek-r1", "--device", "L40S", "--all", "--family", "attention"], "--family"),
+    (["tune", "deepseek-r1", "--device", "L40S", "--family", "attn"], "unknown family 'attn'"),
+    (["tune", DECODE, "--device", "L40S", "--family", "attention,fused_moe"], "one problem"),
     (["tune", "qwen3-32b", "--device", "L40S", "--all", "--ep", "2"], "--ep"),
     (["tune", DECODE, "--device", "L40S", "--all"], "--all"),
     (["tune", "deepseek-r1", "--device", "L40S", "--all", "--record", "a.csv.gz"], "--record"),
@@ -270,8 +278,9 @@ BAD_INPUT = [
 
 def test_all_takes_an_option_of_families_that_the_model_lacks(env):
     # It selects points, and of a dense model in bfloat16 attention alone has some.
-    done = tuner(env, "plan", "qwen3-32b", "--tp", "2", "--device", "L40S", "--gemm", "up")
-    assert "--gemm is for a fused-MoE layer; qwen3-32b has attention alone" in flat(done.stderr)
+    done = tuner(env, "plan", "qwen3-32b", "--tp", "2", "--device", "L40S", "--prompts", "1x64")
+    assert "--prompts is for" in flat(done.stderr)
+    assert "; qwen3-32b has attention alone" in flat(done.stderr)
     done = tuner(env, "plan", "qwen3-32b", "--tp", "2", "--device", "L40S", "--batch-sizes", "1")
     said = "--batch-sizes is for a fused-MoE layer and quantised dense GEMMs"
     assert said in flat(done.stderr) and "extend_attention" in done.stdout

@@ -101,7 +101,7 @@ def test_trials_are_one_line_that_is_drawn_on_a_terminal(stream, monkeypatch):
 
 
 def test_several_jobs_are_listed_next(tuner):
-    options = ("--device", "H200", "--tp", "8", "--attention", "--workload", "offline")
+    options = ("--device", "H200", "--tp", "8", "--family", "attention", "--workload", "offline")
     assert "next: tuner jobs\n" in tuner("jobs", "submit", "deepseek-r1", *options).stderr
 
 
@@ -131,9 +131,9 @@ def test_what_a_server_s_log_shows_travels_with_the_jobs_of_all_families(tuner, 
     log = tmp_path / "server.log"
     log.write_text(SERVED)
     options = ("deepseek-r1", "--device", "H200", "--tp", "8", "--workload", str(log))
-    layer = tuner("jobs", "submit", *options, "--families", "fused_moe", "--json")
+    layer = tuner("jobs", "submit", *options, "--family", "fused_moe", "--json")
     assert json.loads(layer.stdout)["request"]["batch_sizes"] == [8, 512]
-    attention = tuner("jobs", "submit", *options, "--attention", "--json")
+    attention = tuner("jobs", "submit", *options, "--family", "attention", "--json")
     points = {
         job["request"]["problem"].partition(":")[0]: job["request"]["workload"]
         for job in json.loads(attention.stdout)["jobs"]
@@ -146,14 +146,14 @@ def test_what_a_server_s_log_shows_travels_with_the_jobs_of_all_families(tuner, 
 def test_a_log_of_decode_alone_leaves_extend_its_usual_batches(tuner, tmp_path):
     log = tmp_path / "server.log"
     log.write_text(SERVED.splitlines()[1])
-    options = ("--device", "H200", "--attention", "--workload", str(log), "--json")
+    options = ("--device", "H200", "--family", "attention", "--workload", str(log), "--json")
     posted = tuner("jobs", "submit", "qwen3-30b-a3b", *options)
     assert "has no point of extend" in posted.stderr
     assert "the usual batches are tuned" in posted.stderr
 
 
 def test_a_model_s_attention_is_a_job_for_each_problem(tuner):
-    options = ("--device", "H200", "--tp", "8", "--attention", "--workload", "offline")
+    options = ("--device", "H200", "--tp", "8", "--family", "attention", "--workload", "offline")
     posted = tuner("jobs", "submit", "deepseek-r1", *options)
     ids = posted.stdout.split()
     listed = {job["id"]: job["request"] for job in json.loads(tuner("jobs", "--json").stdout)}
@@ -166,9 +166,7 @@ def test_a_model_s_attention_is_a_job_for_each_problem(tuner):
 
 def test_all_families_of_a_model_are_jobs(tuner):
     options = ("deepseek-r1", "--device", "H200", "--tp", "8", "--batch-sizes", "1,2")
-    posted = tuner(
-        "jobs", "submit", *options, "--workload", "offline", "--families", "all", "--json"
-    )
+    posted = tuner("jobs", "submit", *options, "--workload", "offline", "--family", "all", "--json")
     assert "also has" not in posted.stderr
     requests = [job["request"] for job in json.loads(posted.stdout)["jobs"]]
     kinds = {request["problem"].partition(":")[0] for request in requests}
@@ -179,23 +177,22 @@ def test_all_families_of_a_model_are_jobs(tuner):
             assert request["batch_sizes"] == [1, 2]
         if "attention" in request["problem"]:
             assert (request["workload"], "batch_sizes" in request) == ("offline", False)
-    for every in ((), ("--all",)):
-        read = tuner("jobs", "submit", *options, *every, "--json")
-        assert "left out extend_attention:" in read.stderr  # an H200's servers read no file for it
-        read = [job["request"] for job in json.loads(read.stdout)["jobs"]]
-        assert {one["problem"].partition(":")[0] for one in read} == {"fused_moe", "block_gemm"}
-        assert all(one in requests for one in read)
-    one = tuner("jobs", "submit", *options, "--families", "fused_moe", "--json")
+    posted = tuner("jobs", "submit", *options, "--json")
+    assert "left out extend_attention:" in posted.stderr  # an H200's servers read no file for it
+    read = [job["request"] for job in json.loads(posted.stdout)["jobs"]]
+    assert {one["problem"].partition(":")[0] for one in read} == {"fused_moe", "block_gemm"}
+    assert all(one in requests for one in read)
+    one = tuner("jobs", "submit", *options, "--family", "fused_moe", "--json")
     assert json.loads(one.stdout)["request"] in read
 
 
 OF_A_LAYER = (
     *("--ep 8", "--block-shape 128x128", "--fuse-shared", "--no-fuse-shared", "--hidden-size 7168"),
-    *("--top-k 8", "--gemm up", "--batch-sizes 1,2", "--wide", "--grid"),
+    *("--top-k 8", "--batch-sizes 1,2"),
 )
 OF_A_MODEL = ("--tp 8", "--dtype bfloat16", "--page-size 64", "--kv-splits 4")
 REFUSED_FOR_ATTENTION = [
-    *product(("deepseek-r1 --attention", DECODE), OF_A_LAYER),
+    *product(("deepseek-r1 --family attention", DECODE), OF_A_LAYER),
     *product((DECODE,), OF_A_MODEL),
 ]
 
@@ -212,7 +209,7 @@ def test_an_option_of_a_layer_or_a_model_is_refused_for_attention(tuner, command
 
 
 def test_ids_are_whole_in_a_pipe_and_short_on_a_terminal_where_they_name_a_job(tuner, monkeypatch):
-    options = ("--device", "H200", "--tp", "8", "--attention", "--workload", "offline")
+    options = ("--device", "H200", "--tp", "8", "--family", "attention", "--workload", "offline")
     ids = tuner("jobs", "submit", "deepseek-r1", *options).stdout.split()
     monkeypatch.delenv("COLUMNS", raising=False)
     head, rule, *rows = tuner("jobs").stdout.splitlines()
@@ -244,8 +241,11 @@ def test_a_cancelled_job_ends_following_with_1(tuner):
 
 OF_QWEN = ("jobs", "submit", "qwen3-30b-a3b", "--device", "H200")
 BAD_INPUT = [
-    ((*OF_QWEN, "--attention", "--workload", "no.log"), "no use is called 'no.log'"),
-    ((*OF_QWEN, "--attention", "--workload", "no.log"), "a file is named by an existing path"),
+    ((*OF_QWEN, "--family", "attention", "--workload", "no.log"), "no use is called 'no.log'"),
+    (
+        (*OF_QWEN, "--family", "attention", "--workload", "no.log"),
+        "a file is named by an existing path",
+    ),
     ((*OF_QWEN, "--workload", "hello.log"), "names no batch: give a server's log"),
     (
         ("jobs", "submit", PROBLEM.spec(), "--device", "H200", "--workload", "chat"),
@@ -256,8 +256,7 @@ BAD_INPUT = [
     (("jobs", "--state", "runing"), "did you mean 'running'"),
     (("jobs", "--device", "L40X"), "did you mean 'L40'"),
     (("jobs", "submit", "deepseek-r1", "--device", "L40X"), "did you mean 'L40'"),
-    ((*OF_QWEN, "--families", "fused_mo"), "unknown family 'fused_mo'; did you mean 'fused_moe'?"),
-    ((*OF_QWEN, "--families", "all", "--attention"), "leave --attention out"),
+    ((*OF_QWEN, "--family", "fused_mo"), "unknown family 'fused_mo'; did you mean 'fused_moe'?"),
     ((*REPLAY, "guess"), "unknown way of measuring"),
     (("nightly", "run", "--last"), "there was no night yet"),
     (("nightly", "run", "--watch-list", "none.toml"), "No such file"),
@@ -278,7 +277,8 @@ def test_bad_input_is_one_line(tuner, tmp_path, monkeypatch, subtests):
 
 def test_jobs_are_listed_by_state_and_client(tuner):
     first, second, third = (
-        tuner(*REPLAY, f"replay:{RECORDING}", "--seed", seed).stdout.strip() for seed in "123"
+        tuner(*REPLAY, f"replay:{RECORDING}", *sizes).stdout.strip()
+        for sizes in ((), ("--batch-sizes", "2"), ("--batch-sizes", "16"))
     )
     tuner("jobs", "cancel", second)
 
@@ -311,7 +311,7 @@ def test_a_night_is_shown_before_and_after(tuner, tmp_path):
 
 def test_a_list_says_what_each_job_is_of_how_old_it_is_and_why_it_waits(tuner, monkeypatch):
     model = ("deepseek-r1", "--tp", "8", "--device", "H20", "--engine", "sglang")
-    posted = tuner("jobs", "submit", *model, "--families", "fused_moe")
+    posted = tuner("jobs", "submit", *model, "--family", "fused_moe")
     job_id = posted.stdout.strip()
     why = "no worker with NVIDIA_H20 and sglang"
     monkeypatch.delenv("COLUMNS", raising=False)  # as in a pipe
@@ -362,7 +362,7 @@ def test_migrate_names_the_store_that_it_made(tuner, tmp_path):
 
 
 def test_with_all_an_option_says_which_families_it_does_not_bound(tuner):
-    options = ("qwen3-235b-a22b", "--tp", "4", "--device", "H200", "--all")
+    options = ("qwen3-235b-a22b", "--tp", "4", "--device", "H200", "--family", "all")
     few = tuner("jobs", "submit", *options, "--batch-sizes", "1,64")
     assert "--batch-sizes does not bound attention: --workload does" in few.stderr
     both = tuner("jobs", "submit", *options, "--batch-sizes", "1,64", "--workload", "chat")

@@ -67,7 +67,7 @@ def test_the_way_of_the_l40s_author_from_a_log_to_files_patch_and_flags(tuner, t
     tune, export = by_name["moe_config_missing"]["commands"]
     done = tuner(
         *shlex.split(tune)[1:],
-        *("--measure", "predict", "--effort", "quick", "--batch-sizes", "1", "--gemm", "up"),
+        *("--measure", "predict", "--effort", "quick", "--batch-sizes", "1"),
     )
     assert f"up: {NAME}" in done.stderr
     tuner(*shlex.split(export)[1:], "--allow-predicted", "--out", "out")
@@ -125,13 +125,13 @@ def test_bad_input_is_one_line(tuner, tmp_path):
     assert "no patch to write" in done.stderr
     assert not (tmp_path / "p.diff").exists()
     done = tuner("check", MISSING, "--device", "L40S", "--write-patch", "p.diff", code=2)
-    assert "add --attention" in done.stderr
+    assert "name the model in place of files" in done.stderr
 
 
 @pytest.mark.slow  # on each commit, test_attention_patch has the check's patch
 @pytest.mark.timeout(300)
 def test_the_check_writes_the_patch_too(tuner, tmp_path):
-    words = ("check", "deepseek-r1", "--attention", "--tp", "8", "--device", "L40S")
+    words = ("check", "deepseek-r1", "--tp", "8", "--device", "L40S")
     done = tuner(*words, "--engine", OLD, "--write-patch", "extend.patch", code=1)
     assert "fits_since" not in done.stdout
     assert (tmp_path / "extend.patch").read_text().startswith("--- a/sglang/srt/layers/")
@@ -145,7 +145,7 @@ def test_the_check_writes_the_patch_too(tuner, tmp_path):
 def test_tune_takes_a_log(tuner, tmp_path):
     log = tmp_path / "server.log"
     log.write_text("noise\n" * 100 + MISSING.read_text() * 8)
-    words = ("--measure", "predict", "--effort", "quick", "--batch-sizes", "1", "--gemm", "up")
+    words = ("--measure", "predict", "--effort", "quick", "--batch-sizes", "1")
     words += ("--json",)
     done = tuner("tune", log, "--device", "L40S", "--engine", OLD, *words)
     assert f"up: {NAME}" in done.stderr

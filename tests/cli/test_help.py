@@ -1,5 +1,6 @@
 """What `--help` shows: every command has a section and an example that its options take."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import shellingham
 import typer
 from typer.testing import CliRunner
 
+from tuner.cli import complete
 from tuner.cli.commands import app
 from tuner.cli.help import EXAMPLES, OPTION_NAMES, SECTIONS
 
@@ -107,6 +109,7 @@ def test_completion_can_be_installed(monkeypatch):
         ("tuner plan qwen3-235b-a22b-f", {"qwen3-235b-a22b-fp8"}),
         ("tuner tune deepseek-r1 --device H20", {"H20", "H200"}),
         ("tuner tune deepseek-r1 --measure p", {"predict"}),
+        ("tuner check deepseek-r1 --family chunk", {"chunk_scan"}),
         ("tuner jobs submit deepseek-r1 --effort q", {"quick"}),
         ("tuner export --engine vl", {"vllm"}),
         ("tuner jobs --state ru", {"running"}),
@@ -121,14 +124,39 @@ def test_names_and_values_are_completed(words, found):
 
 
 @pytest.mark.parametrize("words", ["export", "check", "report", "tune", "plan", "jobs submit"])
-def test_common_options_come_before_those_of_kernels(words):
-    common, _, kernels = run(*words.split(), "--help").partition("\nOptions of kernels:\n")
-    assert "  --device" in common
-    assert "  --json" in common
-    assert "\n  --attention" not in common
-    assert "  --attention" in kernels
-    if words in ("export", "check", "report"):
-        assert "Tune" not in kernels
+def test_the_sizes_of_a_family_have_a_help_of_their_own(words):
+    common = run(*words.split(), "--help")
+    assert all(option in common for option in ("  --device", "  --json", "  --family", "  --ep"))
+    sizes = run(*words.split(), "--help-family", "attention")
+    assert "A problem: decode_attention:q_heads=" in sizes
+    assert "  --page-size" in sizes and "--page-size" not in common
+    assert ("  --workload" in sizes) is (words in ("tune", "plan", "jobs submit"))
+    assert "--block-shape" not in sizes
+    wrong = RUNNER.invoke(app, [*words.split(), "--help-family", "attentoin"])
+    assert wrong.exit_code == 2
+    assert "did you mean 'attention'" in wrong.output
+
+
+def test_the_version_names_engines_tritons_and_the_store_without_its_secrets(monkeypatch):
+    store = "postgresql://me:secret@db/tuner?sslpassword=hidden"
+    monkeypatch.setenv("TUNER_DATABASE_URL", store)
+    code = "import sys; sys.argv = ['tuner', '--version']; from tuner.cli import main\n"
+    code += "try: main()\nfinally: print({'torch', 'triton', 'numpy'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, *engines, place, loaded = done.stdout.splitlines()
+    assert re.fullmatch(r"tuner \d+\.\d+\.\d+\S*", first)
+    assert [line.split()[0].rstrip(":") for line in engines] == ["sglang", "vllm"]
+    assert (place, loaded) == ("store: postgresql://me:***@db/tuner", "set()")
+    monkeypatch.setenv("TUNER_DATABASE_URL", "mysql://me:secret@db/tuner")
+    assert "store: no store is kept in 'mysql'" in run("--version")
+
+
+def test_the_help_of_tune_fits_a_page():
+    assert len(run("tune", "--help").splitlines()) <= 50
+
+
+def test_families_are_completed_behind_a_comma():
+    assert complete.families("attention,dense") == ["attention,dense_gemm"]
 
 
 @pytest.mark.parametrize(("typed", "near"), [("tunne", "'tune'"), ("bundel", "'bundle'")])

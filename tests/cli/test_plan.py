@@ -260,7 +260,7 @@ def test_what_is_not_predicted_is_left_out_in_one_line_or_refused(monkeypatch):
     assert line.startswith("left out attention: ")
     names = {request.problem.family for request in asked}
     assert "fused_moe" in names and not any("attention" in name for name in names)
-    alone = CliRunner().invoke(app, [*tuned, *triton, "--attention"])
+    alone = CliRunner().invoke(app, [*tuned, *triton, "--family", "attention"])
     assert alone.exit_code == 2
     assert "measure them on a GPU, with the same command and --measure gpu" in alone.stderr
 

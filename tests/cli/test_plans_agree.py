@@ -74,6 +74,6 @@ def test_flags_of_servers_add_what_they_make_servers_read(tuned):
         "decode_attention",
         "extend_attention",
     }
-    named = json.loads(tuner("jobs", "submit", *words, "--families", "attention", "--json").stdout)
+    named = json.loads(tuner("jobs", "submit", *words, "--family", "attention", "--json").stdout)
     asked = sorted(one["request"]["problem"] for one in named["jobs"])
     assert asked == [problem for problem, _ in queued]

@@ -132,7 +132,7 @@ def test_an_export_with_an_empty_store_writes_the_shelf_s_files(shelved, tmp_pat
         assert (out / path).read_bytes() == (ROOT / "configs_out" / folder / path).read_bytes()
         sidecar = json.loads((out / "provenance/triton_3_6_0" / file).read_text())
         assert {entry["from"] for entry in sidecar["entries"].values()} == {"the shelf"}
-    named = ("--model", *KIMI, "--device", "H200", "--out", tmp_path / "again")
+    named = (*KIMI, "--device", "H200", "--out", tmp_path / "again")
     run("export", *named, env=shelved, code=0)
     assert (tmp_path / "again" / path).read_bytes() == (out / path).read_bytes()
 
@@ -152,11 +152,10 @@ def test_a_bundle_takes_the_shelf_s_files_and_says_so(shelved, tmp_path):
     words = ("bundle", "--device", "H100", "--cluster", cluster, "--out", tmp_path / "out")
     done = run(*words, env=shelved, code=0)
     assert "from the shelf, measured on another machine with driver" in done.stdout + done.stderr
-
-
-def test_a_model_is_named_once(shelved):
-    done = run("export", *KIMI, "--model", "glm-4.6", "--device", "H200", env=shelved, code=2)
-    assert "name the model once" in done.stderr
+    (tmp_path / "folder").mkdir()
+    again = run(*words[:-1], tmp_path / "folder", env=shelved, code=0)
+    (archive,) = (tmp_path / "folder").iterdir()
+    assert again.stdout.startswith(f"{archive}  ")
 
 
 @pytest.mark.parametrize("field", ["kernel_hash", "triton"])

@@ -92,7 +92,7 @@ def test_a_run_and_the_export_of_what_it_found_fit(tuner, folder):
 @pytest.mark.slow  # the same table is that of a check of GEMMs
 @pytest.mark.skipif(find_triton("3.1.0") is None, reason="no triton-3.1.0 beside the engines")
 def test_a_check_of_attention_fits(tuner, folder):
-    model = ("check", "--attention", "deepseek-r1", "--tp", "8", "--device", "L40S")
+    model = ("check", "--family", "attention", "deepseek-r1", "--tp", "8", "--device", "L40S")
     text = tuner(*model, "--engine", "sglang==0.4.4", code=1)
     assert "1 would crash" in text
     assert too_wide(text, folder) == []

@@ -185,7 +185,7 @@ def checked(run: Run) -> None:
     name = "E=256,N=256,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json"
     (run.folder / name).write_text(json.dumps({"64": big}))
     run.tuner("check", name, "--device", "L40S", "--engine", ENGINE, "--json", code=1)
-    model = ("check", "--attention", "deepseek-r1", "--tp", "8", "--device", "L40S", "--json")
+    model = ("check", "deepseek-r1", "--tp", "8", "--device", "L40S", "--json")
     run.tuner(*model, "--engine", "sglang==0.4.4", code=1)
 
 
@@ -266,10 +266,11 @@ _CONFIG = (
     *("GROUP_SIZE_M", "num_warps", "num_stages"),
 )
 _SIDES = ("before", "after")
+_OF_ATTENTION = ("--family", "attention", "--workload", "offline")
 _JOBS = (
-    (LAYER, "--device", "H200", "--batch-sizes", "2,16", "--effort", "quick", "--seed", "3"),
+    (LAYER, "--device", "H200", "--batch-sizes", "2,16", "--effort", "quick"),
     (INT8_LAYER, "--device", "L40S", "--measure", "predict", "--urgent"),
-    ("deepseek-r1", "--tp", "8", "--device", "H200", "--attention", "--workload", "offline"),
+    (*("deepseek-r1", "--tp", "8", "--device", "H200"), *_OF_ATTENTION),
 )
 
 

@@ -249,7 +249,7 @@ def test_the_backend_is_the_cluster_file_s_to_choose() -> None:
 def test_another_backend_gets_no_attention_files(flags: tuple[str, ...], title: str) -> None:
     found = bundle(L40S, with_flags(L40S, *flags))
     assert not attention_paths(found)
-    why = f"{title}, which runs without us, was not measured beside Triton"
+    why = f"servers run {title}, which was not measured beside Triton"
     assert f"leave it: {RANKS.spec()}: {why}" in found.notes
     assert CONFIG_DIR_VARIABLE.encode() not in files_of(found)["nodes/l40s-01/bare.sh"].data
     alone = [winner for winner in winners(L40S) if winner.problem == RANKS]

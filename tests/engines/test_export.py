@@ -355,7 +355,7 @@ def test_the_command_chooses_by_problem_or_model(tmp_path, monkeypatch):
     said = {}
     for name, options in {
         "problem": ["--problem", other.spec()],
-        "model": ["--model", model, "--tp", "16"],
+        "model": [model, "--tp", "16"],
     }.items():
         done = run(app, [*command, "--out", str(tmp_path / name), "--json", *options])
         assert done.exit_code == 0, done.stderr
@@ -363,8 +363,8 @@ def test_the_command_chooses_by_problem_or_model(tmp_path, monkeypatch):
     assert said["problem"] == {other.spec()}
     assert said["model"] == {mine.spec(), *(p.spec() for p in attention.problems)}
     alone = run(app, [*command, "--tp", "16"])
-    assert (alone.exit_code, "add --model NAME" in alone.stderr) == (2, True)
-    unknown = run(app, [*command, "--model", "deepseek-r11", "--tp", "16"])
+    assert (alone.exit_code, "tuner export MODEL" in alone.stderr) == (2, True)
+    unknown = run(app, [*command, "deepseek-r11", "--tp", "16"])
     assert (unknown.exit_code, "did you mean" in unknown.stderr) == (2, True)
 
 

@@ -171,7 +171,7 @@ def test_a_search_proposes_only_what_is_legal_at_a_size() -> None:
 class TestRefusals:
     def test_options_of_other_families_are_refused(self) -> None:
         source = Source(MeasureKind.PREDICT)
-        with pytest.raises(BadInput, match="leave --wide and --grid out"):
+        with pytest.raises(BadInput, match="leave wide out"):
             prepare(Request(BLOCKS, L40S, find_engine(ENGINE), source, wide=True))
         with pytest.raises(BadInput, match="leave --routing out"):
             routed = Source(MeasureKind.GPU, routing=Path("ids.pt"))

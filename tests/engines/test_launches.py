@@ -40,7 +40,7 @@ def test_other_weights_of_a_model_are_compiled_if_its_own_do_not_need_the_bytes(
     )
     assert "fused_moe:E=128,N=384,K=2048,top_k=8,dtype=fp8_w8a8)" in found
     assert "tuner tune config.json --tp 2 --device 4090 --engine sglang==0.4.4" in found
-    assert "--attention" not in found
+    assert "--family" not in found
 
 
 def test_the_kernel_whose_bytes_a_message_names_is_found(tmp_path):

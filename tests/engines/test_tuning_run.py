@@ -129,7 +129,7 @@ def test_one_configuration_for_both_gemms_is_as_fast_as_the_best_recorded_one() 
 
 # Several problems: each report is printed when its problem is done
 
-WORDS = ["tune", "qwen3-30b-a3b", "--attention", "--kv-splits", "8", "--device", "H200"]
+WORDS = ["tune", "qwen3-30b-a3b", "--family", "attention", "--kv-splits", "8", "--device", "H200"]
 WORDS += ["--engine", "sglang==0.5.16", "--measure", f"replay:{SWEEP}"]
 
 SCANS = [

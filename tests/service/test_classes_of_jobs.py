@@ -18,7 +18,8 @@ from api.requests import SubmitJob
 from api.settings import ApiSettings
 from tuner.cli.commands import app
 from tuner.cli.family_options import FamilyChoice
-from tuner.cli.targets import TargetOptions, read_command_target, targets_and_settings
+from tuner.cli.problems import TargetOptions, targets_and_settings
+from tuner.cli.targets import read_command_target
 from tuner.devices.table import find_device
 from tuner.engines.dispatch import what_runs
 from tuner.engines.settings import of_model, server_settings, settings_kept, settings_to_keep
@@ -92,7 +93,7 @@ def test_a_submitted_job_has_the_class_here_and_on_a_server(server, store_url, m
         "--measure",
         "predict",
     ]
-    words += ["--families", "fused_moe"]
+    words += ["--family", "fused_moe"]
     here = CliRunner().invoke(app, [*words, "--json"])
     there = CliRunner().invoke(app, [*words, "--json", "--server", server.url])
     for done in (here, there):
@@ -163,7 +164,7 @@ def commanded(
     named = read_command_target(model)
     flags = named.settings(server_args)
     asked = TargetOptions(named, find_device(device), name, version, 8, flags=flags)
-    targets, found = targets_and_settings(asked, FamilyChoice(None, {}), every=True)
+    targets, found = targets_and_settings(asked, FamilyChoice((), {}), every=True)
     return ((problem, found) for target in targets for problem in target.problems)
 
 

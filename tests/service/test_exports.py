@@ -130,7 +130,7 @@ class TestPredicted:
 class TestAdvised:
     def test_what_servers_run_anyway_is_left_alone(self, server, store):
         fill(store, EXTEND)
-        why = "FlashAttention 3, which runs without us, was not measured beside Triton"
+        why = "servers run FlashAttention 3, which was not measured beside Triton"
         said = server.call("GET", PLAIN).problem(409)
         assert said == f"nothing is advised for these servers: {EXTEND.spec()}: leave it: {why}"
 

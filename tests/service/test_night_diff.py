@@ -4,9 +4,11 @@ import json
 from datetime import date, timedelta
 
 import pytest
+from api_server import serving
 from databases import both_databases
 from typer.testing import CliRunner
 
+from api.settings import ApiSettings
 from tuner.cli.commands import app
 from tuner.errors import BadInput
 from tuner.families.fused_moe.problem import Gemm
@@ -97,6 +99,23 @@ def test_a_problem_of_one_night_alone_and_one_without_times(settings):
         night(settings, SECOND + timedelta(days=1), {16: 18.0})
         text = diff_nights(store, SCHEDULE, FIRST, SECOND + timedelta(days=1)).as_text()
     assert text.startswith("2026-11-24 and 2026-11-26: ")
+
+
+def test_the_nights_of_a_server_are_compared_as_its_own(settings, monkeypatch, tmp_path):
+    night(settings, FIRST, {16: 20.0, 32: 30.0})
+    night(settings, SECOND, {16: 18.0, 64: 10.0})
+    monkeypatch.setenv("TUNER_DATABASE_URL", settings.database_url)
+    words = ["diff", str(FIRST), str(SECOND)]
+    here = CliRunner().invoke(app, words).stdout
+    assert "changed: fused_moe:" in here
+    with serving(ApiSettings(Settings(settings.database_url), no_auth=True)) as server:
+        monkeypatch.setenv("TUNER_DATABASE_URL", f"sqlite:///{tmp_path}/empty.db")
+        of_server = [*words, "--server", server.url]
+        assert CliRunner().invoke(app, of_server).stdout == here
+        other = CliRunner().invoke(app, ["diff", "2026-11-20", *of_server[2:]])
+        assert (other.exit_code, "no finished night of 2026-11-20" in other.stderr) == (2, True)
+        folders = CliRunner().invoke(app, ["diff", "a", "b", "--server", server.url])
+        assert (folders.exit_code, "a server compares nights" in folders.stderr) == (2, True)
 
 
 def test_the_command_takes_days_or_folders(settings, monkeypatch):

@@ -339,7 +339,7 @@ def test_only_no_auth_opens_the_door_and_only_here(env):
         assert (
             "make a key with `tuner admin keys create NAME --scope admin`, then stop it" in said[-1]
         )
-        words = (*JOB, "--families", "fused_moe")
+        words = (*JOB, "--family", "fused_moe")
         job_id = tuner(env, "jobs", "submit", *words, "--server", url).stdout.strip()
         ended = tuner(env, "jobs", "cancel", job_id, "--server", url)
         assert ended.stdout == f"{job_id} is cancelled\n"

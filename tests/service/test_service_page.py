@@ -67,8 +67,9 @@ def quick(script: str) -> str:
         ),
         (
             "mixtral-8x7b --tp 8 --device H20",
-            "deepseek-r1 --tp 32 --dtype int8_w8a8 --device L40S --seed 1 --effort quick",
+            "deepseek-r1 --tp 32 --dtype int8_w8a8 --device L40S --effort quick",
         ),
+        ("--batch-sizes 1 > job.txt", "--batch-sizes 64 > job.txt"),
         ("tuner export --device H20", "tuner export --device L40S"),
     ):
         assert script.count(plain) == 1

@@ -178,7 +178,7 @@ def test_a_night_is_planned_done_forced_and_listed(tuner, store):
 
 def test_a_round_with_errors_exits_with_1(tuner, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")  # one line for each row
-    layer = ("--device", "L40S", "--families", "fused_moe")
+    layer = ("--device", "L40S", "--family", "fused_moe")
     tuner("nightly", "watches", "add", "deepseek-r1", *layer, "--tp", "7", "--tp", "8")
     for option in ("--dry-run", "--force"):
         done = tuner("nightly", "run", option)

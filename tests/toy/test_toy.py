@@ -89,13 +89,14 @@ def test_a_toy_is_predicted_recorded_replayed_stored_exported_and_checked(
 
 
 def test_a_models_toys_are_asked_for_by_their_flag(tuner: Tuner) -> None:
-    tuned = tuner("tune", "deepseek-r1", "--toy", "--tp", "7", *COMMON, "--measure", "predict")
+    options = (*("--family", "toy", "--tp", "7"), *COMMON, "--measure", "predict")
+    tuned = tuner("tune", "deepseek-r1", *options)
     assert tuned["problem"] == PROBLEM
 
 
 def test_options_of_other_families_are_refused(tuner: Tuner) -> None:
-    said = tuner("tune", PROBLEM, *COMMON, "--gemm", "up", "--measure", "predict", code=2)
-    assert "--gemm is for a fused-MoE layer" in said
+    said = tuner("tune", PROBLEM, *COMMON, "--prompts", "1x64", "--measure", "predict", code=2)
+    assert "--prompts is for" in said
     said = tuner("tune", "deepseek-r1", "--device", "L40S", "--rows", "4", code=2)
     assert "--rows is for a toy" in said
     said = tuner("tune", PROBLEM, "--device", "L40S", "--measure", "predict", code=2)
@@ -103,7 +104,7 @@ def test_options_of_other_families_are_refused(tuner: Tuner) -> None:
 
 
 def test_a_check_by_model_is_refused_for_a_family_without_one(tuner: Tuner) -> None:
-    said = tuner("check", "deepseek-r1", "--toy", "--tp", "7", *COMMON, code=2)
+    said = tuner("check", "deepseek-r1", "--family", "toy", "--tp", "7", *COMMON, code=2)
     assert "a toy cannot be checked by a model: give its config files" in said
 
 

@@ -145,7 +145,7 @@ def test_a_store_with_only_tritons_times_advises_no_flag():
     """Tuned decode is twice as fast as Triton's default, and FlashAttention 3 was not measured."""
     for problem in (DECODE, EXTEND):
         assert left(asked(problem, entries(problem))) == (
-            "FlashAttention 3, which runs without us, was not measured beside Triton"
+            "servers run FlashAttention 3, which was not measured beside Triton"
         )
 
 
@@ -189,9 +189,7 @@ def test_a_difference_within_the_noise_is_none(ratio, verdict):
 
 def test_a_flag_needs_a_clear_gain():
     as_fast = entries(DECODE, others={"fa3": 20.0 * (1 + 0.9 * CLEAR_GAIN)})
-    assert left(asked(DECODE, as_fast)) == (
-        "Triton is as fast as FlashAttention 3, which runs without us"
-    )
+    assert left(asked(DECODE, as_fast)) == ("servers run FlashAttention 3, and Triton is no faster")
 
 
 def test_every_point_must_be_measured_beside_the_other_backend():
@@ -242,7 +240,7 @@ def test_an_entry_is_advised_where_it_is_faster_than_the_kernel_that_runs_withou
 
 
 def test_no_file_is_advised_where_no_entry_was_faster_than_the_kernel_that_runs_without_it():
-    cutlass = "CUTLASS (sgl_kernel's fp8_scaled_mm), which runs without us, was not measured"
+    cutlass = "servers run CUTLASS (sgl_kernel's fp8_scaled_mm), which was not measured"
     assert left(by_file(entries(CHANNEL))) == cutlass
     copied = [replace(one, incumbents={}, status=Status.COPIED) for one in entries(CHANNEL)]
     assert left(by_file(copied)) == cutlass
@@ -335,7 +333,7 @@ def test_another_flag_makes_other_times_count():
     some = entries(DECODE, others={"fa3": 40.0})
     flags = {"--attention-backend": "flashinfer"}
     assert left(asked(DECODE, some, flags)) == (
-        "FlashInfer, which runs without us, was not measured beside Triton"
+        "servers run FlashInfer, which was not measured beside Triton"
     )
     both = entries(DECODE, others={"fa3": 4.0, "flashinfer": 40.0})
     advice = asked(DECODE, both, flags)

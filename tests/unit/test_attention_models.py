@@ -128,7 +128,7 @@ class TestProblems:
     def test_key_heads_are_held_by_several_ranks(self):
         found = resolve_attention("qwen3-30b-a3b", tp=16)
         assert {(p.q_heads, p.kv_heads) for p in found.problems} == {(2, 1)}
-        assert "each of 4 key heads is held by 4 ranks" in found.notes
+        assert "16 ranks share 4 key heads: 4 ranks have copies of each head" in found.notes
 
     def test_ranks_that_the_weights_are_not_laid_out_for_are_refused(self):
         """sglang stops there; releases before 0.5.17 also at fewer ranks."""
@@ -210,7 +210,7 @@ class TestNotes:
             ("glm-5", "sparse attention"),
             ("lfm2-8b-a1b", "cannot run Lfm2MoeForCausalLM with its triton"),
             ("nemotron-3-nano-30b-a3b", "cannot run NemotronHForCausalLM with its triton"),
-            ("gpt-oss-120b", "18 of its layers see 127 tokens back alone"),
+            ("gpt-oss-120b", "18 of its layers look back at most 127 tokens"),
             ("grok-2", "attn_temperature_len"),
         ],
     )

@@ -18,7 +18,7 @@ from tuner.models.table import find_preset, presets
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import UNKNOWN_SERVER
 from tuner.problems.registry import families, find_family
-from tuner.targets import families_of, other_families, resolve_all, resolve_target, with_flags
+from tuner.targets import families_of, other_families, resolve_all, resolve_target, with_options
 
 LAYER = "fused_moe:E=8,N=512,K=1024,top_k=2,dtype=bfloat16"
 DECODE = "decode_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
@@ -88,14 +88,14 @@ class TestOtherFamilies:
         with pytest.raises(LacksLayers) as refused:
             resolve_target("qwen3-32b", Serving(tp=2))
         assert "not a mixture-of-experts model; the model has" in str(refused.value)
-        assert "attention (--attention)" in str(refused.value)
+        assert "attention (--family attention)" in str(refused.value)
         assert "extend_attention and decode_attention" in refused.value.in_api_words()
         assert "--" not in refused.value.in_api_words()
 
     @pytest.mark.parametrize("as_bytes", [True, False])
     def test_a_config_json_says_it_too(self, as_bytes):
         target = (DENSE / "config.json").read_bytes() if as_bytes else str(DENSE)
-        with pytest.raises(MalformedCheckpoint, match=r"attention \(--attention\)"):
+        with pytest.raises(MalformedCheckpoint, match=r"attention \(--family attention\)"):
             resolve_target(target, Serving())
 
     @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ class TestOtherFamilies:
         assert MOE in other_families(ATTENTION, "deepseek-r1", serving)
 
     def test_their_flags_are_named(self):
-        assert with_flags([ATTENTION]) == "attention (--attention)"
-        assert with_flags([MOE, ATTENTION]) == (
-            "a fused-MoE layer (without a flag) and attention (--attention)"
+        assert with_options([ATTENTION]) == "attention (--family attention)"
+        assert with_options([MOE, ATTENTION]) == (
+            "a fused-MoE layer (--family fused_moe) and attention (--family attention)"
         )
 
     def test_every_preset_has_a_family(self):

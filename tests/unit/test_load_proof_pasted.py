@@ -129,7 +129,7 @@ def test_commands_have_every_fact_and_no_placeholder(tmp_path):
     options = "--device L40S --engine sglang==0.5.16"
     assert found.as_dict()["commands"] == [
         f"tuner tune {tmp_path}/server.log {options}",
-        f"tuner tune deepseek-r1 --attention --tp 32 {options}",
+        f"tuner tune deepseek-r1 --family attention --tp 32 {options}",
         f"tuner export {options}",
     ]
     printed = [x for x in render_proof(found).splitlines() if x.startswith("tuner")]
@@ -150,7 +150,7 @@ def test_a_model_without_a_preset_needs_its_config_json(tmp_path):
     start = START.replace("deepseek-ai/DeepSeek-R1", "/models/our-own")
     found = proof(tmp_path, start, VERSION, "| 0 NVIDIA L40S    On |", PLUGIN)
     assert found.steps()[0] == "copy the config.json of /models/our-own to this folder"
-    assert "tune config.json --attention --tp 32" in found.as_dict()["commands"][0]
+    assert "tune config.json --family attention --tp 32" in found.as_dict()["commands"][0]
 
 
 def test_a_release_of_which_only_an_end_is_known_is_asked_for(tmp_path):

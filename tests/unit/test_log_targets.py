@@ -3,7 +3,8 @@
 import pytest
 
 from tuner.cli.family_options import FamilyChoice
-from tuner.cli.targets import TargetOptions, read_command_target, targets_of
+from tuner.cli.problems import TargetOptions, targets_of
+from tuner.cli.targets import read_command_target
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 
@@ -24,7 +25,7 @@ def resolved(tmp_path):
         log = tmp_path / "server.log"
         log.write_text("\n".join(lines))
         asked = TargetOptions(read_command_target(str(log)), find_device("H20"), "sglang", "0.5.16")
-        return targets_of(asked, FamilyChoice(None, {}), every=False)
+        return targets_of(asked, FamilyChoice((), {}), every=False)
 
     return resolved
 

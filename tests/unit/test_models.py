@@ -522,7 +522,7 @@ def test_weight_only_types_have_groups_and_a_scale_for_each_channel():
 
     assert "taken with a scale for each channel and no groups; for a checkpoint with" in taken()
     assert "--block-shape 0x128" in taken() and "block_shape=[0, 128]" in taken().api
-    assert taken(block_shape=(0, 64)).endswith("int8_w8a16 is taken with groups of 64, as asked")
+    assert taken(block_shape=(0, 64)).endswith("int8_w8a16 is tuned with groups of 64, as asked")
 
 
 def test_the_checkpoints_own_dtype_and_blocks_that_are_asked_for_need_no_such_words():
@@ -533,4 +533,4 @@ def test_the_checkpoints_own_dtype_and_blocks_that_are_asked_for_need_no_such_wo
     assert found.problems[0].block_shape == (128, 128)
     assert not [note for note in own.notes if "taken" in note]
     (note,) = [note for note in found.notes if "taken" in note]
-    assert note.endswith("is taken with blocks of 128x128, as asked")
+    assert note.endswith("is tuned with blocks of 128x128, as asked")

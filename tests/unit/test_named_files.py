@@ -138,7 +138,7 @@ def test_a_config_json_of_the_command_line_gets_commands_that_work(tmp_path):
     options = "--tp 2 --device L40S --engine sglang==0.5.99"
     assert commands(found) == [
         f"tuner tune {config} {options}",
-        f"tuner tune {config} --attention {options}",
+        f"tuner tune {config} --family attention {options}",
     ]
     assert "the linear layers of" in found.as_text()  # are not known
     unknown = diagnose_text(log, Hints(model="somebody/his-own", tp=2))

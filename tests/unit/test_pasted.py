@@ -168,7 +168,7 @@ REPORTS = [
      ["tuner tune qwen3-30b-a3b-fp8 --tp 2"], ["FILE"]),
     ("oor-sgl-fp8-sm120", Hints(), ["0.5.14"], ["package triton_kernels", "--mem-fraction-static"]),
     ("script-sgl-qwen38", Hints(), ["tuner tune config.json --tp 8"], ["nstall the Transformers"]),
-    ("oor-sgl-mi308", Hints("sglang==0.4.6.post1", "MI300X", "deepseek-r1", 8), ["--attention"], []),
+    ("oor-sgl-mi308", Hints("sglang==0.4.6.post1", "MI300X", "deepseek-r1", 8), ["--family attention"], []),
     ("oor-vllm-turing-gemma4", Hints(), ["Turing"], ["512triton"]),
     ("oor-vllm-lora-mi325", Hints(), ["no LoRA kernels"], ["tuner tune"]),
     ("int4-vllm-wna16-group", Hints(), ["group_size"], ["unknown"]),

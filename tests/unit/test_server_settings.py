@@ -9,7 +9,8 @@ from tables import rows
 from test_pasted import commands, parse
 
 from tuner.cli.family_options import FamilyChoice
-from tuner.cli.targets import TargetOptions, read_command_target, targets_of
+from tuner.cli.problems import TargetOptions, targets_of
+from tuner.cli.targets import read_command_target
 from tuner.devices.table import find_device
 from tuner.diagnose import Hints, diagnose_text
 from tuner.engines.dispatch import what_runs
@@ -89,8 +90,8 @@ def test_ranks_shared_experts_and_quantisation_are_carried_with_a_model():
     moe, attention = (
         next(parse(line) for line in commands(text, Hints("sglang")) if wanted(parse(line)))
         for wanted in (
-            lambda one: not (one["attention"] or one["dense_gemm"]),
-            lambda one: one["attention"],
+            lambda one: not one["family"],
+            lambda one: one["family"] == "attention",
         )
     )
     assert (moe["tp"], moe["ep"], moe["dtype"]) == (4, 4, "fp8_w8a8")
@@ -148,7 +149,7 @@ def test_the_search_before_the_choice_shows_nothing():
 
 def test_plan_and_tune_of_a_log_know_it_too(tmp_path):
     gemm_name = GEMM.rpartition("/")[2]
-    log, card, none = tmp_path / "server.log", find_device("B200"), FamilyChoice(None, {})
+    log, card, none = tmp_path / "server.log", find_device("B200"), FamilyChoice((), {})
     log.write_text(f"{ARGUMENTS.replace(FP8, '')}\n{GEMM}\n")
     for target in (str(log), GEMM):
         named = read_command_target(target)

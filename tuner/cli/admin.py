@@ -81,7 +81,7 @@ def drain(
     ] = False,
     server: Server = None,
 ) -> None:
-    """Let workers finish their jobs and take no more, as before an upgrade."""
+    """Let workers finish their jobs and take no more."""
     with open_jobs(server) as queue:
         queue.drain(name)
         while True:

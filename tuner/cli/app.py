@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from tuner.cli.help import Command, Commands, Listing, option_name
+from tuner.cli.help import Commands, Listing, option_name
 from tuner.errors import BadInput, TunerError
 
 if TYPE_CHECKING:
@@ -42,15 +42,39 @@ app = typer.Typer(
 def tuner(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)
+        bool,
+        typer.Option(
+            "--version",
+            help="Show the versions, the engines and the store, and exit.",
+            is_eager=True,
+        ),
     ] = False,
 ) -> None:
     """Tune, check, store and ship launch configurations for LLM engines' Triton kernels."""
     if version:
-        typer.echo(f"tuner {metadata.version('engine-tuner')}")
+        typer.echo("\n".join(_versions()))
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+def _versions() -> Iterator[str]:
+    """Name this program's version, the engines here with their Tritons, and the store."""
+    from tuner.engines.engine import engine_names, engine_triton, find_engine
+    from tuner.store.connect import database_url, place_of
+
+    yield f"tuner {metadata.version('engine-tuner')}"
+    for name in engine_names():
+        try:
+            engine = find_engine(name)
+        except TunerError:
+            yield f"{name}: none here"
+        else:
+            yield f"{name} {engine.version}, Triton {engine_triton(engine) or 'unknown'}"
+    try:
+        yield f"store: {place_of(database_url(os.environ))}"
+    except TunerError as error:
+        yield f"store: {error}"
 
 
 def group(name: str, text: str, *, of: typer.Typer = app, lists: bool = False) -> typer.Typer:
@@ -63,12 +87,12 @@ def group(name: str, text: str, *, of: typer.Typer = app, lists: bool = False) -
 
 def command(function: Callable[P, R]) -> Callable[P, R]:
     """Register a top-level command; see `guarded`."""
-    return app.command(cls=Command)(guarded(function))
+    return app.command()(guarded(function))
 
 
 def command_of(of: typer.Typer, name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Register a command of a group; see `guarded`."""
-    return lambda function: of.command(name, cls=Command)(guarded(function))
+    return lambda function: of.command(name)(guarded(function))
 
 
 def guarded(function: Callable[P, R]) -> Callable[P, R]:
@@ -92,7 +116,7 @@ def guarded(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def refuse_foreign(package: str) -> None:
-    """Raises BadInput if `import {package}` would not find the package installed with this one.
+    """Raise BadInput if `import {package}` would not find the package installed with this module.
 
     The wheel installs `workers` and `api` as top-level packages, and others may use these names.
     """

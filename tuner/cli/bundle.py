@@ -11,7 +11,7 @@ from tuner.cli import complete
 from tuner.cli.app import command, open_results, say, show
 from tuner.cli.family_options import FamilyChoice
 from tuner.cli.options import Captures, Json, ResultsServer
-from tuner.cli.targets import asked_model, problems_to_ship
+from tuner.cli.problems import asked_model, problems_to_ship
 from tuner.devices.table import Device, find_device
 from tuner.errors import BadInput, ExportRefused
 from tuner.problems.registry import parse_problem
@@ -32,14 +32,19 @@ if TYPE_CHECKING:
 def bundle(
     device: Annotated[
         str,
-        typer.Option(autocompletion=complete.devices, help="The GPU, e.g. L40S; required."),
+        typer.Option(
+            autocompletion=complete.devices, help="The GPU, e.g. L40S; default: as --log says."
+        ),
     ] = "",
     cluster: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The cluster.toml to bundle for; required.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Archive to write; default: CLUSTER-DEVICE.tar.gz."),
+        typer.Option(
+            metavar="FILE|DIR",
+            help="Archive to write, or a folder to write it to; default: CLUSTER-DEVICE.tar.gz.",
+        ),
     ] = None,
     node: Captures = None,
     log: Annotated[
@@ -73,12 +78,12 @@ def bundle(
         ),
     ] = None,
     model: Annotated[
-        str | None,
+        str,
         typer.Option(
             autocompletion=complete.models,
-            help="Bundle this model's problems; default: those of the cluster's model.",
+            help="The model whose problems to bundle; default: the cluster's.",
         ),
-    ] = None,
+    ] = "",
     server: ResultsServer = None,
     as_json: Json = False,
 ) -> None:
@@ -87,7 +92,7 @@ def bundle(
     Exit 1 if the captured nodes have errors; the bundle is written all the same.
     """
     if cluster is None or not (device or log):
-        raise BadInput("a bundle needs --device and --cluster")
+        raise BadInput("a bundle needs --cluster cluster.toml, and --device or --log")
     from tuner.deploy.bundle.asked_files import render_files
     from tuner.deploy.bundle.build import build_bundle, write_bundle
     from tuner.deploy.bundle.manifest import sha256
@@ -115,7 +120,8 @@ def bundle(
         named=[parse_problem(spec) for spec in problem or ()],
         preflight=preflight,
     )
-    path = out or Path(f"{built.name}.tar.gz")
+    path = Path(f"{built.name}.tar.gz")
+    path = out / path if out and out.is_dir() else out or path
     write_bundle(built, path)
     for finding in preflight.findings if preflight else ():
         where = ", ".join(finding.nodes)
@@ -132,7 +138,7 @@ def bundle(
 
 
 def _servers(logs: Sequence[Path], device: str, engine: str) -> CompletedHints:
-    """The servers of the logs; what the command line says goes first."""
+    """Read the servers of the logs; the command line's engine and device go first."""
     from tuner.deploy.load_proof import facts_of
     from tuner.engines.logs.served import CompletedHints, Hints, check_hints
 
@@ -142,7 +148,7 @@ def _servers(logs: Sequence[Path], device: str, engine: str) -> CompletedHints:
 
 
 def _spec(cluster: Cluster, runs: CompletedHints | None) -> str:
-    """The engine of the cluster file, in the version of the log where the file has none."""
+    """Return the engine of the cluster file, in the log's version if the file names none."""
     name = cluster.engine.name
     return cluster.engine.spec if cluster.engine.release or not runs else runs.spec(name)
 
@@ -150,7 +156,7 @@ def _spec(cluster: Cluster, runs: CompletedHints | None) -> str:
 def _differences(
     cluster: Cluster, device: Device, engine: Engine, runs: CompletedHints
 ) -> Iterator[str]:
-    """A line for each fact of the log that differs from the cluster file."""
+    """Yield a line for each fact of the log that differs from the cluster file."""
     from tuner.deploy.load_proof import other_server
 
     made_for = {"engine": engine.name, "version": engine.version, "device": device.name}
@@ -159,7 +165,7 @@ def _differences(
 
 
 def _winners(device: Device, engine: Engine, tune: str, server: str | None) -> Sequence[Winner]:
-    """The stored winners. Raises ExportRefused if there are none; `tune` makes them."""
+    """Return the stored winners. Raises ExportRefused if there are none; `tune` makes them."""
     name, version = engine.name, engine.version
     with open_results(server) as store:
         found = store.winners(device=device.name, engine=name, engine_version=version)
@@ -169,16 +175,16 @@ def _winners(device: Device, engine: Engine, tune: str, server: str | None) -> S
 
 
 def _wanted(
-    cluster: Cluster, device: Device, engine: Engine, specs: Sequence[str], model: str | None
+    cluster: Cluster, device: Device, engine: Engine, specs: Sequence[str], model: str
 ) -> Sequence[Problem]:
-    """The problems of `--problem` and `--model`; none if neither is given."""
+    """Return the problems of `--problem` and `--model`; none if neither is given."""
     parallel = cluster.parallel
     asked, _ = asked_model(model, "", device, engine, parallel.tp, None)
-    return problems_to_ship(specs, asked, FamilyChoice(None, {"ep": parallel.ep}))
+    return problems_to_ship(specs, asked, FamilyChoice((), {"ep": parallel.ep}))
 
 
 def _refuse_other_versions(store: StoredResults, device: Device, engine: Engine, tune: str) -> None:
-    """Raises ExportRefused: there are no winners, or only those of other versions of the engine.
+    """Raise ExportRefused: the store has no winners, or winners of other versions alone.
 
     `tune` is the command that makes them.
     """

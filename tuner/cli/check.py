@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,15 +26,12 @@ from tuner.cli.options import (
     Tp,
     WritePatch,
 )
+from tuner.cli.problems import TargetOptions, asked_model, resolve
 from tuner.cli.remedy import write_remedy
 from tuner.cli.runs import print_reports, say_other_triton, waiting
-from tuner.cli.targets import (
-    TargetOptions,
-    asked_model,
-    read_command_target,
-    resolve,
-)
+from tuner.cli.targets import read_command_target
 from tuner.errors import BadInput, UnknownDevice
+from tuner.problems.registry import families
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,13 +48,14 @@ def check(
         list[str],
         typer.Argument(
             metavar="FILE...|FOLDER|MODEL",
-            help="Config files of an engine, or a folder of them, as `tuner export` writes it; "
-            "with --attention, a model.",
+            help="Config files of an engine, or a folder of them, as `tuner export` writes it; or "
+            "a model, whose attention is checked.",
         ),
     ],
-    choice: FamilyChoice,
     device: DeviceOrHere = "",
     tp: Tp = 1,
+    *,
+    choice: FamilyChoice,
     engine: Annotated[
         str,
         typer.Option(
@@ -68,7 +67,7 @@ def check(
         str,
         typer.Option(
             autocompletion=complete.models,
-            help="The model that files are for; names of which it has no use are told.",
+            help="The model that the files are for: files that it never asks for are named.",
         ),
     ] = "",
     dtype: DtypeName = None,
@@ -81,17 +80,18 @@ def check(
     """
     from tuner.engines.engine import find_engine
 
-    if write_patch and choice.family is None:
-        raise BadInput("--write-patch is for a model's attention: add --attention")
-    if dtype and not model and choice.family is None:
+    family = choice.family or _checked_by_model(targets)
+    if write_patch and family is None:
+        raise BadInput("--write-patch is for a model's attention: name the model in place of files")
+    if dtype and not model and family is None:
         raise BadInput("--dtype is for the model of files: name it with --model")
-    paths = files_to_check(targets) if choice.family is None else []
+    paths = files_to_check(targets) if family is None else []
     found = find_engine(engine or engine_of_files(paths))
-    if choice.family is None:
+    if family is None:
         served = model, tp, dtype
         reports = _check_files(paths, [*map(Path, targets)], device, found, served, choice)
     else:
-        reports = _check_problems(targets, device, found, tp, choice, choice.family)
+        reports = _check_problems(targets, device, found, tp, choice, family)
     for runs in (one for report in reports for one in getattr(report, "runs", ())):
         say(runs.line())
     say_other_triton(found)
@@ -140,9 +140,11 @@ def _check_problems(
     """Check what an engine launches for a model's kernels of a family."""
     from tuner.devices.here import device_or_here
 
-    _refuse_more_targets(family, targets)
+    if len(targets) > 1:
+        raise BadInput(f"a check of a model takes one model: leave {targets[1]!r} out")
     card = device_or_here(device)
     named = read_command_target(targets[0])
+    choice = replace(choice, names=(family.name,))
     resolved = resolve(TargetOptions(named, card, engine.name, engine.version, tp), choice)
     for note in resolved.notes:
         say(note)
@@ -154,7 +156,10 @@ def _check_problems(
         return [module.check_problems(resolved.problems, card, engine)]
 
 
-def _refuse_more_targets(family: Family, targets: Sequence[str]) -> None:
-    """Raise BadInput where a check of a model is given more than one model."""
-    if len(targets) > 1:
-        raise BadInput(f"{family.flag} takes one model: leave {targets[1]!r} out")
+def _checked_by_model(targets: Sequence[str]) -> Family | None:
+    """Return the family that is checked if a target is a model's name; None for files."""
+    from tuner.models.table import model_or_none
+
+    if any(Path(target).exists() or model_or_none(target) is None for target in targets):
+        return None
+    return next(one for one in families() if hasattr(one.optional("check"), "check_problems"))

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tuner.cli.family_options import FamilyChoice
-    from tuner.cli.targets import TargetOptions
+    from tuner.cli.problems import TargetOptions
     from tuner.engines.dispatch import Runs
     from tuner.engines.engine import Engine
     from tuner.families.check import UnreadFile
 
 
 def files_to_check(targets: Sequence[str]) -> list[Path]:
-    """The files of a command line, and those below its folders: of an exported folder, the files
-    with a sidecar, because the others are the engine's own. Raises BadInput, also for a file that
-    this program never takes.
+    """Return the files of a command line, and the files below its folders: in an exported folder,
+    the files with a sidecar, because the others are the engine's own. Raises BadInput, also for a
+    file that this program never takes.
     """
     from tuner.engines.logs.served import unmade
 
@@ -58,7 +58,7 @@ def without_sidecars(folder: Path) -> list[Path]:
 
 
 def device_of_files(paths: Sequence[Path]) -> str:
-    """The GPU that all names of files agree on; empty if they name none, or several."""
+    """Return the GPU on which all names of files agree; empty if they name none, or several."""
     names = {name for path in paths if (name := _device(path))}
     return names.pop() if len(names) == 1 else ""
 
@@ -75,8 +75,8 @@ def say_other_device(paths: Sequence[Path], device: Device) -> None:
 
 
 def engine_of_files(paths: Sequence[Path]) -> str:
-    """NAME==VERSION as all sidecars of exported files say it; else the engine whose spelling the
-    names have, of which this says so; else sglang.
+    """Return NAME==VERSION as all sidecars of exported files say it; else the engine whose spelling
+    the names have, and say so; else sglang.
     """
     found = {
         f"{env['engine']}=={env['engine_version']}"
@@ -93,7 +93,9 @@ def engine_of_files(paths: Sequence[Path]) -> str:
 
 
 def spelled_by(paths: Sequence[Path]) -> str:
-    """The engine that spells blocks of quantisation as all these names do; empty if not known."""
+    """Return the engine that spells blocks of quantisation as all these names do; empty if none is
+    known.
+    """
     from tuner.engines.logs.facts import facts_of_line
 
     found = {name for path in paths if (name := facts_of_line(path.name).get("engine"))}
@@ -101,7 +103,7 @@ def spelled_by(paths: Sequence[Path]) -> str:
 
 
 def _unclaimed(path: Path, engine: Engine, known: Sequence[Family]) -> str:
-    """Why a file of no family is refused, and what to do."""
+    """Say why a file of no family is refused, and what to do."""
     spelled = spelled_by([path])
     if spelled and spelled != engine.name:
         return f"{path.name!r} is spelled as {spelled} spells names: --engine {spelled}"
@@ -129,8 +131,8 @@ def _other_reader(name: str, engine: Engine) -> str:
 
 
 def _misspelled(paths: Sequence[Path], engine: Engine) -> Iterator[UnreadFile]:
-    """The files whose GPU has a name by which servers never ask: a short one, or the driver's if
-    the engine has its own.
+    """Return the files whose GPU has a name by which servers never ask: a short name, or the
+    driver's name if the engine has its own.
     """
     from tuner.families.check import not_among
 
@@ -141,7 +143,7 @@ def _misspelled(paths: Sequence[Path], engine: Engine) -> Iterator[UnreadFile]:
 
 
 def _card_names(given: str, engine: Engine) -> list[str]:
-    """The names by which servers ask for files of the GPU that a file names; empty: not known."""
+    """Return the names by which servers ask for files of the GPU of a file; empty: not known."""
     if (own := engine.card_name(given)) != given:
         return [own]
     try:
@@ -251,8 +253,7 @@ def check_files(
         flags = {"tp": "--tp", **{o.name: o.flag for one in families() for o in one.shaping}}
         given = {*choice.values, *(["tp"] if tp != 1 else [])} - set(module.FILE_OPTIONS)
         if given and model is None:
-            asked = " or ".join(one.flag for one in families() if one.flag)
-            reason = f"for a model (with --model or {asked}), and these are files"
+            reason = "for a model (with --model or --family), and these are files"
             raise OptionsRefused({name: reason for name in flags if name in given}, flags)
         server = _served(family, device, engine, model, choice) if model else None
         try:
@@ -291,7 +292,7 @@ def _report_of_plugin(refusals: Mapping[Path, str], device: Device, engine: Engi
 
 
 def _checkable(engine: Engine) -> list[Family]:
-    """The families whose files of this engine can be checked. Raises MalformedConfigFile."""
+    """Return the families whose files of this engine can be checked. Raises MalformedConfigFile."""
     from tuner.engines.engine import supports
 
     ours = [family for family in families() if supports(engine.name, family.name)]
@@ -313,11 +314,13 @@ class _Server:
 def _served(
     family: Family, device: Device, engine: Engine, model: TargetOptions, choice: FamilyChoice
 ) -> _Server:
-    """What a server of the model asks for and runs. Raises as `resolve` does."""
-    from tuner.cli.targets import divided, resolve
+    """Return the files that a server of the model asks for, and the kernels that it runs. Raises as
+    `resolve` does.
+    """
+    from tuner.cli.problems import divided, resolve
     from tuner.engines.dispatch import engine_runs
 
-    found = resolve(model, replace(choice, family=family))
+    found = resolve(model, replace(choice, names=(family.name,)))
     for note in found.notes:
         say(note)
     cards = [replace(device, name=name) for name in device.driver_names]
@@ -332,7 +335,7 @@ def _served(
 
 
 def _claimant(name: str, engine: Engine, known: Sequence[Family]) -> Family | None:
-    """The family of a file: names of files for plugins begin with a kind of problem."""
+    """Return the family of a file: names of files for plugins begin with a kind of problem."""
     kind = name.partition(",")[0]
     asked = [family for family in known if kind in family.problems] or known
     return next((one for one in asked if one.module("check").claims(name, engine)), None)
@@ -341,9 +344,10 @@ def _claimant(name: str, engine: Engine, known: Sequence[Family]) -> Family | No
 def _by_family(
     paths: Sequence[Path], engine: Engine, known: Sequence[Family], named: Sequence[Path]
 ) -> tuple[dict[str, list[Path]], dict[Path, str]]:
-    """The files of each family, and those of the engine's plugin with why its servers refuse them.
+    """Return the files of each family, and the files of the engine's plugin with why its servers
+    refuse them.
 
-    A message names those of none. Raises MalformedConfigFile.
+    A message names the files of no family. Raises MalformedConfigFile.
     """
     by_family: dict[str, list[Path]] = {}
     others: list[Path] = []
@@ -365,7 +369,9 @@ def _by_family(
 
 
 def _refusals(paths: Sequence[Path], engine: Engine) -> dict[Path, str]:
-    """The files of the engine's plugin, each with why its servers refuse it; "" if they take it."""
+    """Return the files of the engine's plugin, each with why its servers refuse it; "" if they take
+    it.
+    """
     from tuner.engines.engine import engine_triton, supports
     from tuner.export.delivery import delivery_of
 

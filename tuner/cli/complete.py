@@ -9,21 +9,21 @@ from collections.abc import Iterable
 
 
 def models(incomplete: str) -> list[str]:
-    """The models that `tuner list models` lists, with their other names."""
+    """Return the models that `tuner list models` lists, with their other names."""
     from tuner.models.table import presets
 
     return _beginning((name for one in presets() for name in (one.name, *one.aliases)), incomplete)
 
 
 def devices(incomplete: str) -> list[str]:
-    """The GPUs that `tuner list devices` lists, with their other names."""
+    """Return the GPUs that `tuner list devices` lists, with their other names."""
     from tuner.devices.table import devices as known
 
     return _beginning((name for one in known() for name in (one.name, *one.aliases)), incomplete)
 
 
 def engines(incomplete: str) -> list[str]:
-    """The engines, and the releases of them that are on this machine."""
+    """Return the engines, and the releases of them that are on this machine."""
     from tuner.engines.engine import engine_names
     from tuner.engines.inventory import releases
 
@@ -31,20 +31,28 @@ def engines(incomplete: str) -> list[str]:
     return _beginning([*engine_names(), *here], incomplete)
 
 
+def families(incomplete: str) -> list[str]:
+    """Return the families of kernels; behind a comma, for the last of several names."""
+    from tuner.problems.registry import families as known
+
+    before, comma, name = incomplete.rpartition(",")
+    return [f"{before}{comma}{one}" for one in _beginning((f.name for f in known()), name)]
+
+
 def measures(incomplete: str) -> list[str]:
-    """Where times can come from."""
+    """Return the sources of times."""
     return _beginning(("gpu", "predict", "replay:"), incomplete)
 
 
 def efforts(incomplete: str) -> list[str]:
-    """How many configurations a search can try."""
+    """Return the names of efforts."""
     from tuner.tuning.request import Effort
 
     return _beginning((one.value for one in Effort), incomplete)
 
 
 def states(incomplete: str) -> list[str]:
-    """The states of jobs."""
+    """Return the states of jobs."""
     from tuner.jobs.job import JobState
 
     return _beginning((one.value for one in JobState), incomplete)

@@ -46,7 +46,7 @@ watches = group(
 
 @contextlib.contextmanager
 def open_watching(server: str | None, settings: Settings | None = None) -> Iterator[Watching]:
-    """The watches, coverage and nights of the local store, or of a server."""
+    """Open the watches, coverage and nights of the local store, or of a server."""
     if server is not None:
         import os
 
@@ -107,7 +107,7 @@ def add_watch(
     measure: Measure = "gpu",
     effort: EffortName = "standard",
     server_args: ServerArgs = "",
-    families: Families = "",
+    family: Families = "",
     server: Server = None,
     as_json: Json = False,
 ) -> None:
@@ -118,7 +118,7 @@ def add_watch(
     lists = {"models": models, "devices": device, "tp": tp, "ep": ep, "dtypes": dtype}
     watch: dict[str, Any] = {name: value for name, value in lists.items() if value}
     watch |= {"engine": engine, "measure": measure, "effort": effort}
-    if names := read_family_names(families):
+    if names := read_family_names(family):
         watch["families"] = names if isinstance(names, str) else list(names)
     if server_args:
         watch["server_args"] = server_args
@@ -156,7 +156,10 @@ def coverage(
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Show what is tuned and what is stale; with --watched, also what is missing."""
+    """Show which problems are tuned and which are stale.
+
+    With --watched, also show which are missing.
+    """
     name = find_device(device).name if device else None
     with open_watching(server) as watching:
         rows = list(watching.watched(name) if watched else watching.stored(name))
@@ -209,7 +212,7 @@ def _watched_text(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _sections(texts: Iterable[tuple[str, str]]) -> str:
-    """Items below their headings."""
+    """Write items below their headings."""
     groups = groupby(texts, key=lambda one: one[0])
     return "\n\n".join(
         "\n".join([printable(heading), *(text for _, text in group)]) for heading, group in groups
@@ -217,9 +220,9 @@ def _sections(texts: Iterable[tuple[str, str]]) -> str:
 
 
 def item(first: str, what: str, detail: str) -> str:
-    """What it is, and below it, where there is more to say, the detail.
+    """Write an item, and its detail, if it has any, below it.
 
-    A problem's text that is wider than the terminal goes on after one of its commas.
+    A problem's text that is wider than the terminal goes on after a comma.
     """
     what, width = printable(what), columns() - len(first) - 2
     if len(what) > width:

@@ -9,25 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli import complete
-from tuner.cli.app import command, open_results, open_store, refuse_foreign, say, show
+from tuner.cli.app import command, open_results, say, show
+from tuner.cli.coverage import open_watching
 from tuner.cli.family_options import FamilyChoice, with_model_options
 from tuner.cli.options import (
     ClusterFile,
-    DeviceName,
     DeviceOrHere,
     DtypeName,
     EngineSpec,
     Json,
-    ModelName,
+    OneModel,
     ProblemSpecs,
     ResultsServer,
     ServerArgs,
     Tp,
 )
 from tuner.cli.plan import asked_by_cluster
-from tuner.cli.targets import asked_model, divided, problems_to_ship
-from tuner.devices.table import find_device
+from tuner.cli.problems import asked_model, divided, problems_to_ship
 from tuner.errors import BadInput
 from tuner.problems.registry import parse_problem
 from tuner.shell import command_line
@@ -43,16 +41,10 @@ _NIGHT = re.compile(r"\d{4}-\d\d-\d\d")
 @command
 @with_model_options
 def export(
-    choice: FamilyChoice,
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", autocompletion=complete.models, help="As --model; default: all."
-        ),
-    ] = "",
+    model: OneModel = "",
     device: DeviceOrHere = "",
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write to; default: configs_out.")
+        Path | None, typer.Option(metavar="DIR", help="Folder to write to; default: configs_out.")
     ] = None,
     into_engine: Annotated[
         bool, typer.Option("--into-engine", help="Write into the engine's folder; default: --out.")
@@ -66,8 +58,9 @@ def export(
     engine: EngineSpec = "sglang",
     server_args: ServerArgs = "",
     problem: ProblemSpecs = None,
-    model: ModelName = None,
     tp: Tp = 1,
+    *,
+    choice: FamilyChoice,
     dtype: DtypeName = None,
     cluster: ClusterFile = None,
     server: ResultsServer = None,
@@ -86,20 +79,19 @@ def export(
 
     if out is not None and into_engine:
         raise BadInput("--out and --into-engine exclude each other: choose one")
-    if target and model:
-        raise BadInput(f"{target} and --model {model}: name the model once")
-    model = target or model
-    if model is None and (tp != 1 or dtype or choice.family or choice.values):
-        raise BadInput("--tp, --dtype and similar options apply to a model: add --model NAME")
+    if not model and cluster is None and (tp != 1 or dtype or choice.names or choice.values):
+        raise BadInput(
+            "--tp, --dtype and similar options apply to a model: name it: tuner export MODEL"
+        )
     card = device_or_here(device)
     if cluster is not None:
         given = {
             "--problem": problem,
-            "--model": model,
+            repr(model): model,
             "--engine": engine != "sglang",
             "--server-args": server_args,
         }
-        found, wanted, flags = asked_by_cluster(cluster, card, given)
+        found, wanted, flags = asked_by_cluster(cluster, card, choice, given)
     else:
         found = find_engine(engine)
         asked, flags = asked_model(model, server_args, card, found, tp, dtype)
@@ -135,6 +127,7 @@ def diff(
         Path,
         typer.Argument(metavar="NEW", help="Folder of a later export, or a night: 2026-11-25."),
     ],
+    server: ResultsServer = None,
     as_json: Json = False,
 ) -> None:
     """Say what changed between two exports (files, entries, gains) or two nights (jobs, times)."""
@@ -142,38 +135,42 @@ def diff(
 
     found: ExportDiff | NightDiff
     if _NIGHT.fullmatch(str(old)) and _NIGHT.fullmatch(str(new)):
-        found = _diff_nights(str(old), str(new))
+        found = _diff_nights(str(old), str(new), server)
+    elif server:
+        raise BadInput(
+            f"a server compares nights: name two days, as 2026-11-24, not {old} and {new}; for "
+            f"folders, run `{command_line('tuner', 'export', '--server', server)}` at two times"
+        )
     else:
         found = diff_exports(old, new)
     show(as_json, found.as_json, found.as_text)
 
 
-def _diff_nights(old: str, new: str) -> NightDiff:
-    refuse_foreign("workers")
-    from tuner.store.night_diff import diff_nights
-    from workers.nightly import SCHEDULE
+def _diff_nights(old: str, new: str, server: str | None) -> NightDiff:
+    from tuner.store.night_diff import NightDiff
 
     try:
         before, now = date.fromisoformat(old), date.fromisoformat(new)
     except ValueError as error:
         raise BadInput(f"{old} and {new} must be days, as 2026-11-24: {error}") from None
-    with open_store() as store:
-        return diff_nights(store.database, SCHEDULE, before, now)
+    with open_watching(server) as watching:
+        return NightDiff.from_json(watching.night_diff(before, now))
 
 
 @command
 @with_model_options
 def report(
-    device: DeviceName,
-    choice: FamilyChoice,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the page.")] = Path(
+    model: OneModel = "",
+    device: DeviceOrHere = "",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the page to.")] = Path(
         "report_out"
     ),
     engine: EngineSpec = "sglang",
     server_args: ServerArgs = "",
     problem: ProblemSpecs = None,
-    model: ModelName = None,
     tp: Tp = 1,
+    *,
+    choice: FamilyChoice,
     dtype: DtypeName = None,
     server: ResultsServer = None,
     as_json: Json = False,
@@ -182,6 +179,7 @@ def report(
 
     Writes one page of HTML, which holds its pictures.
     """
+    from tuner.devices.here import device_or_here
     from tuner.engines.engine import find_engine
     from tuner.export.export import wanted_winners
     from tuner.export.files import write_all
@@ -189,7 +187,7 @@ def report(
     from tuner.pictures.rows import by_problem, rows_of
     from tuner.pictures.write import as_text, page_of
 
-    card, found = find_device(device), find_engine(engine)
+    card, found = device_or_here(device), find_engine(engine)
     asked, flags = asked_model(model, server_args, card, found, tp, dtype)
     wanted = problems_to_ship(problem or (), asked, choice)
     with open_results(server) as store:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import cache, wraps
 from pathlib import Path
@@ -11,22 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tuner.cli.help import OF_FAMILIES
+from tuner.cli import complete
+from tuner.cli.options import Families
 from tuner.errors import BadInput, MalformedBenchmark, MalformedWorkload, UnreadableLog
-from tuner.problems.options import Option
+from tuner.problems.options import EP, Option
 from tuner.problems.registry import Family, families
 
 if TYPE_CHECKING:
     from tuner.engines.logs.workload import WeightedBatch
     from tuner.problems.points import Problem
-    from tuner.problems.registry import Family
+    from tuner.targets import FamilyNames
 
 
 FIELD = "workload"  # of requests for attention
 
 
 def is_observed(text: object) -> bool:
-    """Whether the value of --workload names what a server did, and not a use or a TOML file.
+    """Return whether the value of --workload names a log or results, and not a use or a TOML file.
 
     The name of a use has neither dot nor slash, so a folder of that name is not taken for it.
     """
@@ -39,9 +41,9 @@ def is_observed(text: object) -> bool:
 
 
 def observed_fields(path: Path, family: Family, problem: Problem) -> dict[str, Any]:
-    """The fields of a request of a family that select the batches.
+    """Return the fields of a request of a family that select the batches.
 
-    Raises MalformedWorkload where the source says too little.
+    Raises MalformedWorkload if the source says too little.
     """
     from tuner.engines.logs.workload import points, sizes
 
@@ -71,7 +73,7 @@ def observed_fields(path: Path, family: Family, problem: Problem) -> dict[str, A
 
 @cache
 def _batches(path: Path) -> tuple[WeightedBatch, ...]:
-    """The batches of a server's log, or of the results of a benchmark."""
+    """Read the batches of a server's log, or of the results of a benchmark."""
     return tuple(_of_log(path) or _of_benchmark(path))
 
 
@@ -107,76 +109,122 @@ R = TypeVar("R")
 class FamilyChoice:
     """The family and the family options that a command line gives."""
 
-    family: Family | None  # selected by its flag
+    names: FamilyNames  # of --family
     values: Mapping[str, Any]  # given options only, by the name of the field
     observed: Path | None = None  # what shows the batches of a server, for any family
 
+    @property
+    def family(self) -> Family | None:
+        """Return the family that is named alone; None for none, several and `all`."""
+        from tuner.targets import families_named
+
+        return families_named(self.names)[0] if len(self.names) == 1 else None
+
+    @property
+    def several(self) -> bool:
+        """Return whether several families are named, or all."""
+        return len(self.names) > 1
+
     def of(self, options: tuple[Option, ...]) -> dict[str, Any]:
-        """The values of some options, parsed for a request. Raises BadInput."""
+        """Return the values of some options, parsed for a request. Raises BadInput."""
         return {o.name: o.parse(self.values[o.name]) for o in options if o.name in self.values}
 
 
 def with_family_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Replace the parameter `choice: FamilyChoice` of a command with all options of all families,
-    and with the flags that select families.
+    """Replace the parameter `choice: FamilyChoice` of a command with --family, and with all options
+    of all families.
     """
-    options = _by_name(o for family in families() for o in family.options)
-    return _with_options(command, options, "Tune {} of the model, not a fused-MoE layer.")
+    return _with_options(command, _by_name(o for family in families() for o in family.options))
 
 
 def with_model_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Like `with_family_options`, with only the options that turn a model into problems."""
-    options = _by_name(o for family in families() for o in family.shaping)
-    return _with_options(command, options, "Of a model, {} alone.")
+    """Do as `with_family_options`, with only the options that turn a model into problems."""
+    return _with_options(command, _by_name(o for family in families() for o in family.shaping))
 
 
 def _by_name(options: Iterable[Option]) -> dict[str, Option]:
-    """The options by name. Several families may have one; the first of them describes it."""
+    """Return the options that commands have, by name. Several families may have the same option;
+    the first of them describes it.
+    """
     found: dict[str, Option] = {}
     for option in options:
-        found.setdefault(option.name, option)
+        if option.offered:
+            found.setdefault(option.name, option)
     return found
 
 
-def _with_options(
-    command: Callable[..., R], options: Mapping[str, Option], flag_help: str
-) -> Callable[..., R]:
-    flags = {family.name: family for family in families() if family.flag}
-
+def _with_options(command: Callable[..., R], options: Mapping[str, Option]) -> Callable[..., R]:
     @wraps(command)
-    def wrapper(**values: Any) -> R:  # noqa: ANN401  # as Typer calls it
-        asked = [family for name, family in flags.items() if values.pop(name)]
+    def wrapper(family: str, help_family: None, **values: Any) -> R:  # noqa: ANN401  # of Typer
+        from tuner.targets import read_family_names
+
         taken = {name: values.pop(name) for name in options}
         given = {name: value for name, value in taken.items() if value is not None}
         observed = Path(given.pop(FIELD)) if is_observed(given.get(FIELD)) else None
-        choice = FamilyChoice(asked[0] if asked else None, given, observed)
+        choice = FamilyChoice(read_family_names(family), given, observed)
         return command(choice=choice, **values)
 
     own = inspect.signature(command, eval_str=True).parameters.values()
     # Typer passes parameters by name, and options have no order among arguments.
     kind = inspect.Parameter.KEYWORD_ONLY
-    parameters = [one.replace(kind=kind) for one in own if one.name != "choice"]
-    parameters += [_flag(name, family, flag_help) for name, family in flags.items()]
-    parameters += [_parameter(option) for option in options.values()]
-    setattr(wrapper, OF_FAMILIES, frozenset({*flags, *options}))
+    parameters: list[inspect.Parameter] = []
+    for one in own:
+        if one.name == "choice":
+            parameters += [_keyword("family", Families, default="")]
+            parameters += [_keyword("help_family", HelpFamily, default=None)]
+        else:
+            parameters.append(one.replace(kind=kind))
+        if one.name == "tp":
+            parameters.append(_parameter(EP))
+    parameters += [_parameter(option) for option in options.values() if option is not EP]
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {one.name: one.annotation for one in parameters}
     return wrapper
 
 
-def _flag(name: str, family: Family, help_text: str) -> inspect.Parameter:
-    annotation = Annotated[bool, typer.Option(family.flag, help=help_text.format(family.title))]
-    return _keyword(name, annotation, default=False)
-
-
 def _parameter(option: Option) -> inspect.Parameter:
-    return _keyword(
-        option.name,
-        Annotated[option.kind | None, typer.Option(option.flag, help=option.help)],
-        default=None,
-    )
+    """Make an option of a command. The help of a family shows it; the command's, only --ep."""
+    declared = typer.Option(option.flag, help=option.help, hidden=option is not EP)
+    return _keyword(option.name, Annotated[option.kind | None, declared], default=None)
 
 
 def _keyword(name: str, annotation: object, *, default: object) -> inspect.Parameter:
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, kind, default=default, annotation=annotation)
+
+
+def _show_family(context: typer.Context, name: str | None) -> None:
+    """Print the options of a family that the command has, and end it."""
+    from tuner.targets import families_named
+
+    if name is None or context.resilient_parsing:
+        return
+    try:
+        (family,) = families_named([name])
+    except BadInput as error:
+        raise typer.BadParameter(str(error)) from None
+    names = {option.name for option in family.options}
+    records = []
+    for parameter in context.command.params:
+        if parameter.name in names:
+            shown = copy(parameter)
+            shown.hidden = False  # type: ignore[attr-defined]
+            records.append(shown.get_help_record(context))
+    formatter = context.make_formatter()
+    formatter.write(f"A problem: {family.example}\n")
+    with formatter.section(f"Options for {family.title}"):
+        formatter.write_dl(list(filter(None, records)))
+    typer.echo(formatter.getvalue(), nl=False)
+    raise typer.Exit
+
+
+HelpFamily = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        autocompletion=complete.families,
+        callback=_show_family,
+        is_eager=True,
+        help="Show a family's problem and the options for its sizes, and exit.",
+    ),
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 # The commands of each section, in the order to show, each in a few words: a line has 80 columns.
 SECTIONS: Mapping[str, Mapping[str, str]] = {
@@ -52,26 +52,26 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "tuner tune deepseek-r1 --tp 8 --device H200",
         "tuner tune ./config.json --tp 4 --device L40S --measure predict",
         "tuner tune server.log --device L40S --engine sglang==0.4.4",
-        "tuner tune qwen3-235b-a22b --tp 8 --attention --workload chat",
+        "tuner tune qwen3-235b-a22b --tp 8 --family attention --workload chat",
         "tuner tune --cluster cluster.toml --device H20",
     ),
     "export": (
         "tuner export glm-4.6 --tp 8 --device H200",
         "tuner export --device L40S --allow-predicted --out configs",
-        "tuner export --device H20 --model deepseek-r1 --tp 16 --engine vllm",
+        "tuner export deepseek-r1 --tp 16 --device H20 --engine vllm",
         "tuner export --device H20 --server http://tuner:8765",
     ),
     "diff": (
         "tuner diff configs-2026-11-24 configs-2026-11-25",
-        "tuner diff 2026-11-24 2026-11-25",
+        "tuner diff 2026-11-24 2026-11-25 --server http://tuner:8765",
     ),
     "report": (
         "tuner report --device L40S",
-        "tuner report --device H200 --model deepseek-r1 --tp 8 --out pictures",
+        "tuner report deepseek-r1 --tp 8 --device H200 --out pictures",
     ),
     "check": (
         "tuner check configs/*.json --device L40S",
-        "tuner check --attention deepseek-r1 --tp 8 --engine sglang==0.4.4",
+        "tuner check deepseek-r1 --tp 8 --engine sglang==0.4.4",
     ),
     "bundle": (
         "tuner bundle --device L40S --cluster cluster.toml",
@@ -167,11 +167,8 @@ OPTION_NAMES: Mapping[str, str] = {
 }
 
 
-OF_FAMILIES = "of_families"  # a command's attribute: the names of its options that families list
-
-
 def option_name(name: str) -> str:
-    """Our name of an option, by an engine's."""
+    """Return our name of an option, by an engine's."""
     return OPTION_NAMES.get(name, name)
 
 
@@ -204,26 +201,6 @@ class Listing(TyperGroup):
                 raise typer.Exit(2)
             args = ["list", *args]
         return super().parse_args(ctx, args)
-
-
-class Command(TyperCommand):
-    """A command whose help lists its own options first, and below them those of families."""
-
-    def format_options(self, ctx, formatter) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
-        of_families = getattr(self.callback, OF_FAMILIES, ())
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for one in self.get_params(ctx):
-            record = one.get_help_record(ctx)
-            if record is None:
-                continue
-            if one.param_type_name == "argument":
-                title = "Arguments"
-            else:
-                title = "Options of kernels" if one.name in of_families else "Options"
-            sections.setdefault(title, []).append(record)
-        for title, records in sorted(sections.items()):
-            with formatter.section(title):
-                formatter.write_dl(records)
 
 
 def add_examples(group: typer.Typer, words: str = "") -> None:

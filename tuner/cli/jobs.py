@@ -52,7 +52,7 @@ JobIds = Annotated[
 
 @contextlib.contextmanager
 def open_jobs(server: str | None) -> Iterator[Queue]:
-    """The queue of the local store, or of a server."""
+    """Open the queue of the local store, or of a server."""
     if server is not None:
         from tuner.jobs.client import RemoteQueue, api_key
 
@@ -72,7 +72,7 @@ def list_jobs(
         str | None,
         typer.Option(
             autocompletion=complete.models,
-            help="Only for models whose names have this; default: all.",
+            help="Only for this model, or models with this in their names; default: all.",
         ),
     ] = None,
     client: Annotated[
@@ -187,7 +187,7 @@ def _cancelled_text(found: Job) -> str:
 
 
 def _job_called(queue: Queue, job_id: str) -> Job:
-    """The job with that id, or the one whose id begins so. Raises UnknownJob and BadInput."""
+    """Return the job with an id, or with an id that begins so. Raises UnknownJob and BadInput."""
     try:
         return queue.get(job_id)
     except UnknownJob:
@@ -234,7 +234,7 @@ def _followed(queue: Queue, found: Job, trials: _TrialsLine) -> Job:
 
 
 def _next_step(found: Job, server: str | None) -> str:
-    """How the result of a job that is done is shown, and how it becomes files."""
+    """Name the commands that show the result of a done job, and that make files of it."""
     request = found.request
     options = ["--device", request.device, "--engine", request.engine]
     options += ["--problem", request.spec]
@@ -245,7 +245,7 @@ def _next_step(found: Job, server: str | None) -> str:
 
 
 class _TrialsLine:
-    """Tells of a job's trials in one line: drawn on a terminal, printed every TOLD_S elsewhere."""
+    """Tell of a job's trials in a line: drawn on a terminal, printed every TOLD_S elsewhere."""
 
     def __init__(self) -> None:
         self._line: LiveLine | None = None
@@ -253,7 +253,7 @@ class _TrialsLine:
         self._best = ""
 
     def takes(self, event: JobEvent) -> bool:
-        """Return whether an event is of trials; any other one ends the line."""
+        """Return whether an event is of trials; any other event ends the line."""
         from tuner.jobs.job import PLANNED
 
         if event.kind != "trials":
@@ -285,7 +285,7 @@ class _TrialsLine:
 
 
 class _Outage:
-    """Waits through one outage, with longer and longer pauses, until LOST_S have passed."""
+    """Wait through an outage, with longer and longer pauses, until LOST_S have passed."""
 
     def __init__(self) -> None:
         self._pause_s, self._gives_up_at = FOLLOW_S, 0.0
@@ -318,8 +318,8 @@ def _as_json(found: Job, waiting: str) -> dict[str, Any]:
 
 
 def _list_text(found: Sequence[tuple[Job, str]]) -> str:
-    """The jobs, and why some of them wait or ended badly: in a pipe in a column, so that a job is
-    one line; on a terminal, which a column more would not fit, below the table.
+    """List the jobs, and why some of them wait or ended badly: in a pipe in a column, so that a job
+    is a line; on a terminal, which has no room for the column, below the table.
     """
     whys = {job.id: why for job, waiting in found if (why := _why(job, waiting))}
     if not whys or list_width() is not None:
@@ -333,7 +333,7 @@ def _list_text(found: Sequence[tuple[Job, str]]) -> str:
 
 
 def _shown_ids(found: Sequence[tuple[Job, str]]) -> dict[str, str]:
-    """The ids as a list shows them: on a terminal a beginning that no other of them has."""
+    """Return the ids as a list shows them: on a terminal, beginnings that differ."""
     ids = [job.id for job, _ in found]
     length = SHORT_ID if list_width() is None and len(ids) > 1 else max(map(len, ids), default=0)
     while len({one[:length] for one in ids}) < len(ids):
@@ -346,14 +346,14 @@ def _ids(ids: Sequence[str]) -> str:
 
 
 def _state(found: Job, waiting: str) -> str:
-    """The job's state for people: a held job that does not go on is stalled."""
+    """Return the job's state for people: a held job that does not go on is stalled."""
     from tuner.jobs.job import HELD
 
     return "stalled" if waiting and found.state in HELD else found.state.value
 
 
 def _job_table(found: Sequence[tuple[Job, str]], whys: Mapping[str, str] | None = None) -> str:
-    """The jobs, each with why it does not go on; with `whys`, by id, also a column of reasons."""
+    """Tabulate the jobs; with `whys`, by id, also a column of reasons."""
     from tuner.jobs.workers import ago
 
     columns = ("job", "state", "device", "model or problem", "measure", "attempts", "age")
@@ -377,7 +377,7 @@ def _job_table(found: Sequence[tuple[Job, str]], whys: Mapping[str, str] | None 
 
 
 def _name(request: JobRequest | UnreadableRequest) -> str:
-    """The model and its tensor-parallel size with the problem, or on a terminal with its kind."""
+    """Name the model and its tp with the problem, or on a terminal with the problem's kind."""
     from tuner.jobs.job import JobRequest
     from tuner.models.served_as import with_sizes
 
@@ -388,7 +388,7 @@ def _name(request: JobRequest | UnreadableRequest) -> str:
 
 
 def _why(job: Job, waiting: str) -> str:
-    """Why a job waits or ended without a result, in short: `tuner jobs show ID` says it in full."""
+    """Say in short why a job waits or failed: `tuner jobs show ID` says it in full."""
     ended = job.error if job.state.value in ENDED_BADLY else ""
     text = ended or waiting
     return text if len(text) <= WHY else text[: WHY - 3] + "..."

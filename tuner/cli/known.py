@@ -77,14 +77,14 @@ def list_models(as_json: Json = False) -> None:
 
 
 def _stored_as(model: Model) -> str:
-    """A name that fits in 80 columns; `--json` has every quantization in full."""
+    """Return a name that fits in 80 columns; `--json` has every quantization in full."""
     if model.dtype:
         return model.dtype.value
     return model.quantization if " " not in model.quantization else "other"
 
 
 def _experts(model: Model) -> str:
-    """Routed and shared experts: "256+1"."""
+    """Return the numbers of routed and shared experts: "256+1"."""
     if not model.E:
         return "-"
     return f"{model.E}+{model.n_shared_experts}" if model.n_shared_experts else str(model.E)
@@ -115,7 +115,7 @@ def list_engines(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the engines and Tritons on this machine, and which of them are used; or change them.
+    """List, add or remove engines and their Tritons.
 
     pip's package index has the files that are added. No environment changes.
     """

@@ -42,9 +42,10 @@ def run_night(
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Queue missing and outdated problems of the watch list, at most once a day.
+    """Queue missing and outdated problems, at most once a day.
 
-    Exit 1 if a watch or a job could not be queued, and 75 if the server or the store is away.
+    The watch list names them. Exit 1 if a watch or a job could not be queued, and 75 if the server
+    or the store is away.
     """
     refuse_foreign("workers")
     from workers.nightly import errors_of
@@ -82,7 +83,7 @@ def _open_nights(server: str | None, watch_list: Path | None) -> Iterator[Watchi
 
 
 def _last(watching: Watching) -> Mapping[str, Any]:
-    """The summary of the last round; of one that was not finished, its name and date."""
+    """Return the summary of the last round, or the name and date of an unfinished round."""
     night = watching.last_night()
     return night["summary"] or {"schedule": night["schedule"], "date": night["date"]}
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tuner.cli import complete
-from tuner.problems.registry import problem_texts
+from tuner.problems.registry import families
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; default: text.")]
 DeviceName = Annotated[
@@ -22,7 +22,7 @@ DeviceOrHere = Annotated[
     typer.Option(
         "--device",
         autocompletion=complete.devices,
-        help="The GPU, e.g. L40S; default: this machine's, by nvidia-smi.",
+        help="The GPU, e.g. L40S; default: this machine's.",
     ),
 ]
 OneDevice = Annotated[
@@ -47,16 +47,14 @@ EngineOfTarget = Annotated[
 ]
 AllFamilies = Annotated[
     bool,
-    typer.Option(
-        "--all", help="Tune all families of kernels that the model has, one after the other."
-    ),
+    typer.Option("--all", help="Tune all families of the model for which servers read files."),
 ]
 Families = Annotated[
     str,
     typer.Option(
         metavar="NAME,...|all",
-        help="These families of kernels, also where servers read no file; default: all whose files "
-        "servers read.",
+        autocompletion=complete.families,
+        help=f"Families of kernels: {', '.join(one.name for one in families())}.",
     ),
 ]
 Target = Annotated[
@@ -64,14 +62,14 @@ Target = Annotated[
     typer.Argument(
         metavar="MODEL|PROBLEM",
         autocompletion=complete.models,
-        help="A model (a name that `tuner list models` lists, a config.json or its folder, the URL "
-        f"of a running server, or an engine's warning line), or a problem ({problem_texts()}).",
+        help="A model: a name that `tuner list models` lists, a config.json or its folder, the URL "
+        "of a running server, an engine's warning line. Or a problem: see --help-family.",
     ),
 ]
-Tp = Annotated[int, typer.Option(help="Tensor-parallel size; --tp-size is understood too.")]
+Tp = Annotated[int, typer.Option(help="Tensor-parallel size.")]
 DtypeName = Annotated[
     str | None,
-    typer.Option(help="Dtype of weights, e.g. int8_w8a8, w8a8_int8; default: model's."),
+    typer.Option(help="Dtype of weights, e.g. int8_w8a8; default: the model's."),
 ]
 Measure = Annotated[
     str,
@@ -90,7 +88,7 @@ EffortName = Annotated[
 ProblemSpecs = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="PROBLEM", help="Only this problem's winners; may be given again; default: all."
+        metavar="PROBLEM", help="Only this problem's results; may be given again; default: all."
     ),
 ]
 ServerArgs = Annotated[
@@ -107,24 +105,23 @@ ClusterFile = Annotated[
         help="A cluster.toml, which names engine, model, ranks and flags; default: none.",
     ),
 ]
-ModelName = Annotated[
-    str | None,
-    typer.Option(
+OneModel = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
         autocompletion=complete.models,
-        help="Only the winners of this model's problems; default: all.",
+        help="Only the results of this model's problems, as for `tuner tune`; default: all.",
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed of the search.")]
 Server = Annotated[
     str | None,
-    typer.Option(envvar="TUNER_SERVER", help="URL of the service; default: the local store."),
+    typer.Option(envvar="TUNER_SERVER", help="URL of a tuner service; default: the local store."),
 ]
 # TUNER_SERVER is not read here: what `tune` just stored on this machine is to be exported next.
 ResultsServer = Annotated[
     str | None,
-    typer.Option(
-        "--server", help="URL of the service whose results to take; default: the local store."
-    ),
+    typer.Option("--server", help="URL of a tuner service; default: the local store."),
 ]
 WritePatch = Annotated[
     Path | None,

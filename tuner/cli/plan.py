@@ -20,12 +20,8 @@ from tuner.cli.options import (
     ServerArgs,
     Tp,
 )
-from tuner.cli.targets import (
-    TargetOptions,
-    read_command_target,
-    selection_of,
-    targets_and_settings,
-)
+from tuner.cli.problems import TargetOptions, selection_of, targets_and_settings
+from tuner.cli.targets import read_command_target
 from tuner.errors import BadInput
 from tuner.problems.registry import families, family_of
 from tuner.shell import command_line
@@ -46,7 +42,6 @@ if TYPE_CHECKING:
 @with_family_options
 def plan(
     context: typer.Context,
-    choice: FamilyChoice,
     target: Annotated[
         str,
         typer.Argument(
@@ -57,6 +52,8 @@ def plan(
     ] = "",
     device: DeviceOrHere = "",
     tp: Tp = 1,
+    *,
+    choice: FamilyChoice,
     dtype: DtypeName = None,
     effort: EffortName = "standard",
     engine: EngineOfTarget = "",
@@ -78,14 +75,14 @@ def plan(
             "--engine": engine,
             "--server-args": server_args,
         }
-        found, problems, flags = asked_by_cluster(cluster, card, given)
+        found, problems, flags = asked_by_cluster(cluster, card, choice, given)
         every, served = False, True  # not asked of the models of a cluster file
     else:
         if not target:
             raise BadInput("name a model, or a cluster file: tuner plan --cluster cluster.toml")
         named = read_command_target(target)
         found = find_engine(engine or named.served_by()[0] or "sglang")
-        every, flags = choice.family is None and not named.is_one, named.settings(server_args)
+        every, flags = not (choice.names or named.is_one), named.settings(server_args)
         asked = TargetOptions(named, card, found.name, found.version, tp, dtype, flags)
         targets, flags = targets_and_settings(asked, choice, every)
         for note in [note for one in targets for note in one.notes]:
@@ -109,21 +106,26 @@ def plan(
 
 
 def asked_by_cluster(
-    path: Path, device: Device, given: Mapping[str, object]
+    path: Path, device: Device, choice: FamilyChoice, given: Mapping[str, object]
 ) -> tuple[Engine, Sequence[Problem], Mapping[str, str]]:
-    """The engine of a cluster file's servers, the problems that they will ask files for, and their
-    flags. Raises BadInput for an option, in `given` by its name, that the file answers.
+    """Return the engine of a cluster file's servers, the problems of the chosen families for which
+    they will ask files, and their flags. Raises BadInput for an option, in `given` by its name,
+    that the file answers.
     """
     from tuner.deploy.bundle.asked_files import cluster_problems
     from tuner.deploy.bundle.asked_files import server_flags as flags_of_cluster
     from tuner.deploy.cluster import read_cluster
     from tuner.engines.engine import find_engine
+    from tuner.targets import families_named
 
     if said := [name for name, value in given.items() if value]:
         raise BadInput(f"the cluster file says it: leave {' and '.join(said)} out")
     cluster = read_cluster(path)
     engine = find_engine(cluster.engine.spec)
-    return engine, cluster_problems(cluster, engine, device), flags_of_cluster(cluster)
+    named = families_named(choice.names)
+    problems = cluster_problems(cluster, engine, device)
+    wanted = [problem for problem in problems if family_of(problem) in named]
+    return engine, wanted, flags_of_cluster(cluster)
 
 
 def planned(
@@ -161,7 +163,7 @@ def planned(
 
 
 def _given(context: typer.Context, others: Collection[str] = ()) -> Iterator[str]:
-    """The words of this command's line that another command takes too: all but the `others`."""
+    """Yield the words of this command's line for another command: all but the `others`."""
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
@@ -174,7 +176,7 @@ def _given(context: typer.Context, others: Collection[str] = ()) -> Iterator[str
 
 
 def _too_large(model: Model | None, problems: Sequence[Problem], device: Device) -> str:
-    """A sentence if a model does not fit the cards, as far as its experts show."""
+    """Return a sentence if a model does not fit the cards, as far as its experts show."""
     from tuner.families.fused_moe.models import too_large
     from tuner.families.fused_moe.problem import FusedMoe
 

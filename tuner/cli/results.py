@@ -74,7 +74,7 @@ def show_result(
     server: ResultsServer = None,
     as_json: Json = False,
 ) -> None:
-    """Show a problem's entries: the engine's time, the tuned one, the gain and the roofline."""
+    """Show a problem's entries: times, gain and roofline."""
     from tuner.devices.here import device_or_here
     from tuner.pictures.rows import rows_of
     from tuner.pictures.write import as_text
@@ -97,9 +97,10 @@ def forget_result(
     engine: Annotated[str, typer.Option(help="NAME of the engine, e.g. vllm.")] = "sglang",
     server: ResultsServer = None,
 ) -> None:
-    """Forget the results of a problem on a device, in all versions of an engine.
+    """Forget the results of a problem on a device.
 
-    What was tried stays stored, and the problem is tuned anew when it is asked for.
+    They are forgotten in all versions of an engine. What was tried stays stored, and the problem is
+    tuned anew when it is asked for.
     """
     from tuner.devices.here import device_or_here
     from tuner.engines.engine import parse_spec
@@ -133,10 +134,15 @@ def _winners_of(
 def export_results(
     device: DeviceOrHere = "",
     engine: EngineSpec = "sglang",
-    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("results_out"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write to.")] = Path(
+        "results_out"
+    ),
     as_json: Json = False,
 ) -> None:
-    """Write what was measured on a card, with its environment, in files by card and engine."""
+    """Write what was measured on a card to files.
+
+    There is a file for each card and engine, with the environment of the times.
+    """
     from tuner.devices.here import device_or_here
     from tuner.engines.engine import find_engine
     from tuner.problems.results import MeasureKind, Status
@@ -165,10 +171,10 @@ def import_results(
     ],
     as_json: Json = False,
 ) -> None:
-    """Take results of other machines into the store, after each kernel was compiled here again.
+    """Take results of other machines into the store.
 
-    Where this machine has the card, the times are measured again too, and these are stored. If one
-    result is not believed, nothing is stored.
+    Each kernel is compiled here again first. If this machine has the card, the times are measured
+    again too, and these are stored. If a result is not believed, nothing is stored.
     """
     from tuner.measure.workbench import Workbench
     from tuner.store.connect import database_url

@@ -74,7 +74,7 @@ def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> 
 
 
 def _export_line(requests: Sequence[Request]) -> str:
-    """The command that writes the files of what some requests tuned, on this machine."""
+    """Return the command that writes the files of tuned requests, on this machine."""
     from tuner.problems.results import MeasureKind
 
     card, engine = requests[0].device, requests[0].engine
@@ -86,7 +86,9 @@ def _export_line(requests: Sequence[Request]) -> str:
 
 
 def opened(request: Request, workbench: Workbench) -> tuple[PreparedRun, TimeSource]:
-    """A request's run and its source of times. A GPU's process starts, and so do first compiles."""
+    """Prepare a request's run and open its source of times. A GPU's process starts, and so do first
+    compiles.
+    """
     from tuner.tuning.request import prepare
     from tuner.tuning.run import GpuTimes, open_source
 
@@ -100,7 +102,7 @@ def opened(request: Request, workbench: Workbench) -> tuple[PreparedRun, TimeSou
 def _opened(
     requests: Sequence[Request], workbench: Workbench
 ) -> list[tuple[PreparedRun, TimeSource]]:
-    """The runs of requests. Of several, one that cannot be tuned does not end the others.
+    """Prepare the runs of requests. A request that cannot be tuned does not end the others.
 
     Raises the first error if none can be tuned.
     """
@@ -174,7 +176,7 @@ def print_reports(reports: Sequence[RunReport | CheckResult], as_json: bool) -> 
 
 
 def report_text(report: RunReport | CheckResult, *, named: bool) -> str:
-    """A report as text; `named`: below its problem, if it is of one."""
+    """Write a report as text; `named`: below its problem, if it has a problem."""
     problem = getattr(report, "problem", None)
     return f"{problem.spec()}\n{report.as_text()}" if named and problem else report.as_text()
 

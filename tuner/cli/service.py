@@ -39,7 +39,8 @@ def serve(
         from api.serve import serve as run
         from api.settings import read_api_settings
     except ModuleNotFoundError as error:
-        raise BadInput(f"no {error.name} here: pip install 'engine-tuner[api]'") from None
+        said = f"the package {error.name} is missing: pip install 'engine-tuner[api]'"
+        raise BadInput(said) from None
 
     settings = replace(read_api_settings(), no_auth=no_auth)
     workers = settings.service.broker_url is None if worker is None else worker

@@ -12,26 +12,19 @@ from tuner.cli.app import command_of, print_json, say
 from tuner.cli.family_options import FamilyChoice, with_family_options
 from tuner.cli.jobs import jobs, open_jobs
 from tuner.cli.options import (
-    AllFamilies,
     DeviceName,
     DtypeName,
     EffortName,
     EngineOfTarget,
-    Families,
     Json,
     Measure,
-    Seed,
     Server,
     ServerArgs,
     Target,
     Tp,
 )
-from tuner.cli.targets import (
-    TargetOptions,
-    read_command_target,
-    selection_of,
-    targets_and_settings,
-)
+from tuner.cli.problems import TargetOptions, selection_of, targets_and_settings
+from tuner.cli.targets import read_command_target
 from tuner.devices.table import Device, find_device
 from tuner.shell import command_line
 
@@ -49,31 +42,29 @@ if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
 def submit(
     target: Target,
     device: DeviceName,
-    choice: FamilyChoice,
-    every: AllFamilies = False,
-    families: Families = "",
     tp: Tp = 1,
+    *,
+    choice: FamilyChoice,
     dtype: DtypeName = None,
     measure: Measure = "gpu",
     effort: EffortName = "standard",
     engine: EngineOfTarget = "",
     server_args: ServerArgs = "",
-    seed: Seed = 0,
     urgent: Annotated[
         bool, typer.Option("--urgent", help="Run before waiting jobs; default: after them.")
     ] = False,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Queue tuning jobs for a worker, one for each problem of a model, and print their ids.
+    """Queue a tuning job for each problem of a model.
 
-    Of a model, the problems for which servers read a file; `tuner plan` shows which.
+    These are the problems for which servers read a file, as `tuner plan` shows them. Prints the
+    ids of the jobs.
     """
     from tuner.engines.engine import parse_spec
     from tuner.engines.settings import settings_to_keep
     from tuner.jobs.job import JobRequest, Priority
     from tuner.jobs.model_jobs import model_jobs
-    from tuner.targets import read_family_names
     from tuner.tuning.request import parse_effort, parse_source
 
     with open_jobs(server) as queue:
@@ -84,9 +75,8 @@ def submit(
         flags = named.settings(server_args)
         asked = TargetOptions(named, card, name, version, tp, dtype, flags)
         label = named.model.name if named.server and named.model else target
-        names = read_family_names(families)
-        every = every or bool(names) or (named.model is not None and choice.family is None)
-        targets, flags = targets_and_settings(asked, choice, every, names)
+        every = named.model is not None and not choice.names
+        targets, flags = targets_and_settings(asked, choice, every)
 
         def request_of(found: TuningTarget, problem: Problem) -> JobRequest:
             return JobRequest(
@@ -96,15 +86,12 @@ def submit(
                 measure=measure if server else _absolute(measure),
                 selection=selection_of(found.family, problem, choice),
                 effort=parse_effort(effort),
-                wide=choice.values.get("wide"),
-                seed=seed,
                 model=label if found.is_model and ":" not in label else "",
                 server=settings_to_keep(name, problem, flags),
             )
 
         place, kind = (name, version or ""), parse_source(measure).kind
-        unread = bool(names) or not every
-        found = model_jobs(targets, place, card, flags, kind, request_of, unread=unread)
+        found = model_jobs(targets, place, card, flags, kind, request_of, unread=not every)
         for note in (*found.notes, *found.left_out):
             say(note)
         priority = Priority.URGENT if urgent else Priority.NORMAL
@@ -146,9 +133,9 @@ def _as_json(answer: Submitted) -> dict[str, Any]:
 
 
 def _pinned(queue: Queue, device: Device, spec: str, measure: str) -> str:
-    """The engine with the version that the jobs are for, as the queue's workers have it.
+    """Return the engine with the version for which jobs are made, as the queue's workers have it.
 
-    Raises UnknownEngine where neither they nor this machine has one.
+    Raises UnknownEngine if neither they nor this machine has a release.
     """
     from tuner.engines.engine import find_engine
     from tuner.jobs.workers import JobRequirements, engine_version_here

@@ -1,35 +1,26 @@
-"""Read the targets of a command line, and turn them into problems.
-
-Imports are late, so that --help is quick.
-"""
+"""Read the targets of a command line. Imports are late, so that --help is quick."""
 
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.cli.app import say
-from tuner.cli.family_options import FamilyChoice, observed_fields
-from tuner.devices.table import Device, find_device
-from tuner.errors import BadInput, MalformedWorkload, OptionsRefused, UnknownDevice, UnknownModel
-from tuner.problems.dtypes import parse_dtype
-from tuner.problems.registry import Family, Selection, families, parse_problem
-from tuner.shell import command_line
+from tuner.errors import UnknownModel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tuner.devices.table import Device
     from tuner.diagnose import Hints
     from tuner.diagnose.context import Context
     from tuner.diagnose.findings import Findings
-    from tuner.engines.engine import Engine
     from tuner.jobs.running import RunningServer
     from tuner.models.model import Model
-    from tuner.models.serving import Resolved, Serving
     from tuner.problems.points import Problem
-    from tuner.targets import FamilyNames, Target, TuningTarget
+    from tuner.targets import Target
 
 
 @dataclass(frozen=True)
@@ -49,12 +40,12 @@ class CommandTarget:
 
     @property
     def is_one(self) -> bool:
-        """Whether it is a problem, or an engine's line about a file."""
+        """Return whether it is a problem, or an engine's line about a file."""
         return self.found is not None and self.found.family is not None
 
     def served_by(self) -> tuple[str, str]:
-        """The engine of a running server; else the engine and the GPU that a log or a line names;
-        "" for what is not named.
+        """Return the engine of a running server; else the engine and the GPU that a log or a line
+        names, "" for an unnamed engine or GPU.
         """
         if self.server:
             return self.server.spec, ""
@@ -67,17 +58,17 @@ class CommandTarget:
         return context.spec(context.engine_name()), device.name if device else ""
 
     def context(self, hints: Hints) -> Context:
-        """What a log or a line says beside the hints."""
+        """Return the facts of a log or a line, beside the hints."""
         from tuner.diagnose.context import Context
 
         assert self.findings is not None
         return Context(hints, self.findings.facts)
 
     def settings(self, server_args: str) -> dict[str, str]:
-        """The flags and variables of a server, and what its model tells of its kernels.
+        """Return the flags and variables of a server, with what its model tells of its kernels.
 
-        Those that a log or a running server says count if `server_args` does not say otherwise.
-        Raises BadInput for quotation marks that are not closed.
+        Flags of a log or a running server count if `server_args` does not say otherwise. Raises
+        BadInput for quotation marks that are not closed.
         """
         from tuner.engines.settings import of_model, server_settings
 
@@ -97,7 +88,7 @@ class CommandTarget:
         device: Device,
         flags: Mapping[str, str],
     ) -> dict[str, str]:
-        """The settings, with what lines about missing files show of the server's kernels."""
+        """Return the settings, with what lines about missing files show of the server's kernels."""
         from tuner.engines.dispatch import seen_to_run
 
         if self.findings is None:
@@ -161,7 +152,7 @@ def _of_server(url: str) -> CommandTarget:
 
 
 def is_log(target: str) -> bool:
-    """Whether a target is a log, and not a line, a model or a config.json."""
+    """Return whether a target is a log, and not a line, a model or a config.json."""
     path = Path(target)
     return target == "-" or (path.suffix != ".json" and _is_file(path))
 
@@ -171,266 +162,3 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):  # a pasted line can be no path at all
         return False
-
-
-@dataclass(frozen=True)
-class TargetOptions:
-    """A target and the common options that it is resolved with."""
-
-    target: CommandTarget
-    device: Device
-    engine: str
-    engine_version: str | None
-    tp: int = 1
-    dtype: str | None = None
-    flags: Mapping[str, str] = field(default_factory=dict)  # of the server: `target.settings`
-
-
-def resolve(asked: TargetOptions, choice: FamilyChoice) -> TuningTarget:
-    """The problems that a command line names.
-
-    Raises as `resolve_target` does, and BadInput for a log.
-    """
-    from tuner.targets import resolve_target
-
-    if asked.target.found is None:
-        raise BadInput(f"{asked.target.text} is a log of a server: name a model or its config.json")
-    serving, given = _serving(asked, choice), _given(asked, choice)
-    return resolve_target(asked.target.found, serving, family=choice.family, given=given)
-
-
-def targets_of(
-    asked: TargetOptions, choice: FamilyChoice, every: bool, names: FamilyNames = ()
-) -> list[TuningTarget]:
-    """The problems to tune: of one family, or with `every` of all families of a model, or of those
-    with these names.
-
-    A model's notes name its other families, and with `every` the options that select points of
-    families that it does not have. Raises as `resolve` does, and OptionsRefused for an option that
-    says how such a family is served.
-    """
-    from tuner.targets import other_families, with_flags
-
-    if asked.target.found is None:
-        return _of_log(asked, choice)
-    if every:
-        return _every_family(asked, choice, names)
-    found = resolve(asked, choice)
-    if not (model := asked.target.model):
-        return [found]
-    others = other_families(found.family, model, _serving(asked, choice))
-    if not others:
-        return [found]
-    also = f"{asked.target.text} also has {with_flags(others)}; --all tunes everything"
-    return [replace(found, notes=(*found.notes, also))]
-
-
-def asked_model(
-    model: str | None, server_args: str, device: Device, engine: Engine, tp: int, dtype: str | None
-) -> tuple[TargetOptions | None, dict[str, str]]:
-    """What `--model` names, if it is given, and the settings of the servers.
-
-    Raises as `read_command_target` and `CommandTarget.settings` do.
-    """
-    from tuner.engines.settings import server_settings
-
-    if not model:
-        return None, server_settings(server_args)
-    named = read_command_target(model)
-    flags = named.settings(server_args)
-    return TargetOptions(named, device, engine.name, engine.version, tp, dtype, flags), flags
-
-
-def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
-    """The problems of the missing files of a log; one that is not known does not end the others.
-
-    Raises BadInput for a log that names no missing file, and the error of the first if no problem
-    is known.
-    """
-    from tuner.diagnose import Hints
-    from tuner.diagnose.missing import missing_files
-    from tuner.models.table import model_or_none
-    from tuner.targets import TuningTarget, refuse_options, server_of_model
-
-    spec = f"{asked.engine}=={asked.engine_version}" if asked.engine_version else asked.engine
-    hints = Hints(spec, asked.device.name, "", asked.tp if asked.tp != 1 else 0)
-    findings, context = asked.target.findings, asked.target.context(hints)
-    assert findings is not None  # a log has some
-    found = missing_files(findings, context, _serving(asked, choice))
-    if not found:
-        text = asked.target.text
-        raise BadInput(
-            f"{text} is a log that names no missing config file: "
-            f"`{command_line('tuner', 'diagnose', text)}` says what else it holds"
-        )
-    known = {o.name for one in found if one.family for o in one.family.options}
-    refuse_options([found[0].family or families()[0]], choice.values.keys() - known)
-    targets, errors, server = [], [], server_of_model(model_or_none(context.target()))
-    for missing in found:
-        family = missing.family
-        if family is None:
-            errors.append(BadInput(f"{missing.name} is of no kernel that is tuned"))
-        elif missing.resolved is None:
-            errors.append(missing.error or BadInput(f"{missing.name} names no problem"))
-        else:
-            notes = (*missing.resolved.notes, *_other_gpu(missing.resolved, asked))
-            problems = missing.resolved.problems
-            targets.append(TuningTarget(family, problems, notes, True, server))
-    if not targets:
-        raise errors[0]
-    left_out = tuple(f"left out: {error}" for error in errors)
-    return [replace(targets[0], notes=(*left_out, *targets[0].notes)), *targets[1:]]
-
-
-def _other_gpu(resolved: Resolved, asked: TargetOptions) -> list[str]:
-    """A note if the file is for another GPU."""
-    named = resolved.device_name
-    try:
-        same = not named or find_device(named) == asked.device
-    except UnknownDevice:
-        same = False
-    return [] if same else [f"the log's server has {named}, and this tunes for {asked.device.name}"]
-
-
-def _every_family(
-    asked: TargetOptions, choice: FamilyChoice, names: FamilyNames
-) -> list[TuningTarget]:
-    from tuner.targets import families_named, listed, resolve_all
-
-    if choice.family:
-        raise BadInput(f"--all tunes every family: leave {choice.family.flag} out")
-    if not (model := asked.target.model):
-        raise BadInput("--all is for a model, and this is one problem: leave it out")
-    serving = _serving(asked, choice)
-    found = resolve_all(model, serving, families_named(names))
-    known = {option.name for target in found for option in target.family.options}
-    unused = [name for name in choice.values if name not in known]
-    titles = {name: _titles_with(name) for name in unused}
-    served = {option.name: option.flag for one in families() for option in one.shaping}
-    if refused := [name for name in unused if name in served]:
-        _refuse_if_left_out(refused, model, serving)
-        raise OptionsRefused({name: f"for {titles[name]}" for name in refused}, served)
-    flags = {option.name: option.flag for one in families() for option in one.options}
-    bounds = [line for target in found for line in _not_bounding(target.family, choice)]
-    have = listed([target.family.title for target in found])
-    notes = [f"{flags[n]} is for {titles[n]}; {asked.target.text} has {have} alone" for n in unused]
-    notes += dict.fromkeys(bounds)
-    return [replace(found[0], notes=(*notes, *found[0].notes)), *found[1:]]
-
-
-def _refuse_if_left_out(names: Sequence[str], model: Model, serving: Serving) -> None:
-    """Raise BadInput, with the reason, if the first family with one of these options was left out
-    though the model may have its layers.
-    """
-    from tuner.targets import why_left_out
-
-    for name in names:
-        having = (one for one in families() if name in {option.name for option in one.shaping})
-        family = next(having)
-        if why := why_left_out(family, model, serving):
-            flag = next(option.flag for option in family.shaping if option.name == name)
-            raise BadInput(f"{flag} cannot count: left out {family.title}: {why}")
-
-
-def _not_bounding(family: Family, choice: FamilyChoice) -> list[str]:
-    """A line for each given option that selects points of other families than this one."""
-    own = {option.name: option.flag for option in family.selecting}
-    others = {o.name: o.flag for one in families() for o in one.selecting}
-    given = [name for name in choice.values if name in others and name not in own]
-    if not own or own.keys() & choice.values.keys():
-        return []
-    instead = " or ".join(own.values())
-    return [f"{others[name]} does not bound {family.title}: {instead} does" for name in given]
-
-
-def _titles_with(name: str) -> str:
-    """The families that have an option, in words."""
-    from tuner.targets import listed
-
-    having = [one for one in families() if name in {option.name for option in one.options}]
-    return listed([one.title for one in having])
-
-
-def _serving(asked: TargetOptions, choice: FamilyChoice) -> Serving:
-    """How the server runs, as the options and its flags say. Raises BadInput if they contradict
-    each other, or if a flag changes problems in a way that is not read.
-    """
-    from tuner.models.serving import Serving
-    from tuner.targets import as_flags_say
-
-    shaping = tuple(option for one in families() for option in one.shaping)
-    serving = Serving(
-        engine=asked.engine,
-        engine_version=asked.engine_version,
-        device=asked.device,
-        tp=asked.tp,
-        dtype=parse_dtype(asked.dtype) if asked.dtype else None,
-        options=choice.of(shaping),
-    )
-    return as_flags_say(serving, asked.flags)
-
-
-def divided(flags: Mapping[str, str], engine: str, choice: FamilyChoice) -> dict[str, str]:
-    """The server's flags, with the flag of an engine by which it divides experts as `--ep` says.
-
-    They choose kernels. What the server itself says of its ranks is in `TargetOptions.flags`.
-    """
-    from tuner.engines.settings import with_experts
-
-    ep = choice.of(tuple(o for one in families() for o in one.shaping if o.name == "ep"))
-    return with_experts(engine, flags, ep.get("ep", 1))
-
-
-def targets_and_settings(
-    asked: TargetOptions, choice: FamilyChoice, every: bool, names: FamilyNames = ()
-) -> tuple[list[TuningTarget], dict[str, str]]:
-    """The problems to tune, as `targets_of`, and all that is known of the servers' settings."""
-    from tuner.engines.settings import settings_kept
-
-    targets = targets_of(asked, choice, every, names)
-    problems = [problem for found in targets for problem in found.problems]
-    # Of a log, its text names the model.
-    known = {**settings_kept(targets[0].server), **asked.flags}
-    flags = divided(known, asked.engine, choice)
-    server = asked.engine, asked.engine_version, asked.device
-    return targets, asked.target.shown_settings(problems, *server, flags)
-
-
-def _given(asked: TargetOptions, choice: FamilyChoice) -> list[str]:
-    """The fields that the command line sets."""
-    common = {"tp": asked.tp != 1, "dtype": bool(asked.dtype)}
-    return [*(name for name, given in common.items() if given), *choice.values]
-
-
-def selection_of(family: Family, problem: Problem, choice: FamilyChoice) -> Selection:
-    """The points of a problem that the options select. Raises BadInput."""
-    values = choice.of(family.selecting)
-    if choice.observed:
-        observed = observed_fields(choice.observed, family, problem)
-        try:
-            return family.read_selection(problem, {**observed, **values})
-        except MalformedWorkload as error:  # it has batches of the other phase only
-            say(f"{choice.observed}: {error}; the usual batches are tuned")
-    return family.read_selection(problem, values)
-
-
-def problems_to_ship(
-    specs: Sequence[str], model: TargetOptions | None, choice: FamilyChoice
-) -> list[Problem]:
-    """The problems of `--problem` and `--model`; a model may have problems of several families.
-
-    Raises as `resolve` does where the model has no problem, or tp does not divide it.
-    """
-    from tuner.targets import resolve_all
-
-    found = [parse_problem(spec) for spec in specs]
-    if model is None:
-        return found
-    if not (named := model.target.model):
-        return [*found, *resolve(model, choice).problems]
-    among = [choice.family] if choice.family else None
-    of_model = resolve_all(named, _serving(model, choice), among)
-    if model.dtype:
-        for note in [note for target in of_model for note in target.notes]:
-            say(note)
-    return [*found, *(problem for target in of_model for problem in target.problems)]

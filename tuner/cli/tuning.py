@@ -19,19 +19,14 @@ from tuner.cli.options import (
     EngineOfTarget,
     Json,
     Measure,
-    Seed,
     ServerArgs,
     Target,
     Tp,
 )
 from tuner.cli.plan import asked_by_cluster, planned
+from tuner.cli.problems import TargetOptions, selection_of, targets_and_settings
 from tuner.cli.runs import run_all, say_other_triton
-from tuner.cli.targets import (
-    TargetOptions,
-    read_command_target,
-    selection_of,
-    targets_and_settings,
-)
+from tuner.cli.targets import read_command_target
 from tuner.errors import BadInput
 from tuner.problems.registry import family_of
 
@@ -47,11 +42,12 @@ if TYPE_CHECKING:
 @command
 @with_family_options
 def tune(
-    choice: FamilyChoice,
     target: Target = "",
     device: DeviceOrHere = "",
-    every: AllFamilies = False,
     tp: Tp = 1,
+    *,
+    choice: FamilyChoice,
+    every: AllFamilies = False,
     dtype: DtypeName = None,
     measure: Measure = "gpu",
     effort: EffortName = "standard",
@@ -75,25 +71,8 @@ def tune(
         Path | None,
         typer.Option(help="Write all measurements to this .csv.gz file; default: no recording."),
     ] = None,
-    seed: Seed = 0,
     server_args: ServerArgs = "",
     cluster: ClusterFile = None,
-    include_unread: Annotated[
-        bool,
-        typer.Option(
-            "--include-unread",
-            help="With --all or --cluster, also tune problems for which servers would read "
-            "no file.",
-        ),
-    ] = False,
-    no_carry_over: Annotated[
-        bool,
-        typer.Option(
-            "--no-carry-over",
-            help="Leave stored entries out; default: they are tried too, and stay unless something "
-            "is clearly faster.",
-        ),
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Find the fastest configurations for the kernels of a model or a problem, and store them."""
@@ -112,13 +91,13 @@ def tune(
             "--server-args": server_args,
         }
         card = _card(device, source, gpu)
-        work = _Work(card, *asked_by_cluster(cluster, card, given), plans=True)
+        work = _Work(card, *asked_by_cluster(cluster, card, choice, given), plans=True)
     else:
         served = _Served(device, engine, tp, dtype, server_args)
         work = _of_target(target, served, source, gpu, choice, every)
     _refuse_one_file(work.plans, {"--record": record, "--routing": routing})
     if work.plans:
-        work = _worth_tuning(work, choice, wanted_effort, include_unread)
+        work = _worth_tuning(work, choice, wanted_effort)
     problems = _predicted_ones(work.problems, source)
     requests = [
         Request(
@@ -128,9 +107,6 @@ def tune(
             selection=selection_of(family_of(problem), problem, choice),
             source=source,
             effort=wanted_effort,
-            wide=choice.values.get("wide"),
-            seed=seed,
-            carry_over=not no_carry_over,
             server=settings_to_keep(work.engine.name, problem, work.flags),
         )
         for problem in problems
@@ -166,8 +142,9 @@ class _Served:
 def _of_target(
     target: str, served: _Served, source: Source, gpu: int | None, choice: FamilyChoice, every: bool
 ) -> _Work:
-    """What a model, a problem, a line or a log asks to tune. Raises BadInput."""
+    """Return the work that a model, a problem, a line or a log asks for. Raises BadInput."""
     from tuner.engines.engine import find_engine
+    from tuner.targets import ALL
 
     if not target:
         raise BadInput("name a model or a problem: tuner tune MODEL, or --cluster cluster.toml")
@@ -181,13 +158,13 @@ def _of_target(
     targets, flags = targets_and_settings(asked, choice, every)
     problems = [problem for found in targets for problem in found.problems]
     notes = [note for found in targets for note in found.notes]
-    return _Work(card, engine, problems, flags, notes, every)
+    return _Work(card, engine, problems, flags, notes, every or choice.names == ALL)
 
 
-def _worth_tuning(work: _Work, choice: FamilyChoice, effort: Effort, unread: bool) -> _Work:
-    """The work without problems that are not worth tuning; says the plan of all."""
+def _worth_tuning(work: _Work, choice: FamilyChoice, effort: Effort) -> _Work:
+    """Say the plan of the work, and return the work without problems that are not worth tuning."""
     served = (work.problems, work.engine, work.card, work.flags)
-    made = planned(*served, choice, effort, unread=unread)
+    made = planned(*served, choice, effort, unread=bool(choice.names))
     say(made.as_text())
     return replace(work, problems=[one.problem for one in made.problems if one.to_tune])
 
@@ -199,7 +176,7 @@ def _refuse_one_file(every: bool, files: Mapping[str, Path | None]) -> None:
 
 
 def _source(measure: str, gpu: int | None, routing: Path | None) -> Source:
-    """The source of times. Raises BadInput, also for a GPU that may not be used."""
+    """Return the source of times. Raises BadInput, also for a GPU that may not be used."""
     from tuner.devices.here import gpu_to_measure_on
     from tuner.problems.results import MeasureKind
     from tuner.tuning.request import parse_source
@@ -211,9 +188,9 @@ def _source(measure: str, gpu: int | None, routing: Path | None) -> Source:
 
 
 def _predicted_ones(problems: Sequence[Problem], source: Source) -> Sequence[Problem]:
-    """The problems without those whose times are not predicted, if times are to be predicted.
+    """Return the problems whose times can be predicted, if times are to be predicted.
 
-    Says which are left out. Raises BadInput if all are.
+    Says which problems are left out. Raises BadInput if all are.
     """
     from tuner.problems.results import MeasureKind
     from tuner.targets import listed
@@ -231,7 +208,7 @@ def _predicted_ones(problems: Sequence[Problem], source: Source) -> Sequence[Pro
 
 
 def _card(name: str, source: Source, gpu: int | None) -> Device:
-    """The kind of GPU to tune for: as named, else of the GPU to measure on or of this machine.
+    """Return the GPU to tune for: as named, else the GPU to measure on or of this machine.
 
     Raises UnknownDevice, and BadInput for a card on which nothing here measures.
     """

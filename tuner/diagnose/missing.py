@@ -129,12 +129,12 @@ def commands_for(
     `seen`: settings that messages show, besides those of the server's command. `named`: the type of
     weights in the name of a missing file.
     """
-    flag = [family.flag] if family and family.flag else []
     served = context.serving(engine, family) if family else ["--tp", str(context.tp)]
     if named and "--dtype" not in served and not context.quantised():
         served += ["--dtype", named]
     options = context.options(engine, device, seen)
-    tune = ("tune", context.target() or "config.json", *flag, *served, *options)
+    chosen = family.words if family else ()
+    tune = ("tune", context.target() or "config.json", *chosen, *served, *options)
     return [_command(*tune), _command("export", *options)]
 
 
@@ -151,7 +151,7 @@ def serving_of(
         context.version(engine) or None,
         device or context.device(),
         context.tp or 1,
-        options={"ep": context.ep} if context.ep > 1 and family and not family.flag else {},
+        options={"ep": context.ep} if context.ep > 1 and family and not family.words else {},
     )
 
 
@@ -207,8 +207,8 @@ def steps_for(
         served = context.serving(missing.engine, missing.family) if missing.family else []
         known = context.tp and not missing.stranger
         tp = command_line(*served) if known else "--tp of the server's command"
-        flag = missing.family.flag if missing.family and missing.family.flag else ""
-        words = " ".join(filter(None, (flag, tp, command_line(*options))))
+        chosen = " ".join(missing.family.words) if missing.family else ""
+        words = " ".join(filter(None, (chosen, tp, command_line(*options))))
         steps += [
             "The sure way is the model's config.json, which lies in the checkpoint's folder: give "
             f"it to `tuner tune` with {words}.",
@@ -228,7 +228,7 @@ def steps_without_problem(
     """Say what to do if the name of a file does not suffice."""
     device = context.device(facts_of_line(missing.name).get("device"))
     model = "" if missing.stranger else context.target()
-    flag = missing.family.flag if missing.family and missing.family.flag else ""
+    chosen = missing.family.words if missing.family else ()
     options = context.options(missing.engine, device, seen)
     steps = [f"The file's name does not suffice: {missing.error}." if missing.error else ""]
     if "int4" in missing.name and missing.engine == "vllm":
@@ -247,7 +247,7 @@ def steps_without_problem(
     if isinstance(missing.error, SeveralModels) and len(missing.error.problems) <= _MOST_MODELS:
         return [*_older(missing.engine, context), *_of_several(missing.error, options)]
     if not context.tp or missing.stranger:
-        words = command_line(*([flag] if flag else []), *options)
+        words = command_line(*chosen, *options)
         return [
             *steps,
             f"{sure}: give it to `tuner tune` with {words} and --tp, the tensor-parallel size of "

@@ -253,15 +253,15 @@ def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) 
     whose = context.model if own else "the very checkpoint that is served"
     steps = [] if model else [f"Copy config.json of {whose} to this folder."]
     commands: list[str] = []
-    flags = [(family.flag, family) for family in found]
-    if not model and len(flags) > 1:
-        flags = [("--all", found[0])]  # nothing tells which of them the model has
-    for flag, family in flags:
+    chosen = [(family.words, family) for family in found]
+    if not model and len(chosen) > 1:
+        chosen = [(("--all",), found[0])]  # nothing tells which of them the model has
+    for choice, family in chosen:
         if model and (lacks := why_not(family, engine, context)):
             steps.append(f"Not tuned here: {family.title}, because {lacks}.")
             continue
         served = context.serving(engine, family)
-        words = [model or "config.json", *([flag] if flag else []), *served, *options]
+        words = [model or "config.json", *choice, *served, *options]
         commands.append(f"$ {command_line('tuner', 'tune', *words)}")
     if commands:
         steps.append("Compile the engine's defaults for this GPU, and find constants that fit:")

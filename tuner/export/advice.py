@@ -211,7 +211,7 @@ def _or_null(winner: Winner, kernel: Kernel) -> Winner:
     if entry.status is Status.INCUMBENT or reference(entry).without_us:
         return winner
     null = Incumbent(Config({}), Status.INCUMBENT, backend=kernel.backend)
-    return as_it_runs(winner, f"{kernel.name}, which runs without us, was not measured", null)
+    return as_it_runs(winner, f"servers run {kernel.name}, which was not measured", null)
 
 
 def _files(problem: Problem, winners: Sequence[Winner], *, triton: bool) -> Advice:
@@ -268,10 +268,10 @@ def _flags(
     if missing := list(_unmeasured(entries, kernel)):
         sizes = len({entry.point.size for entry in entries})
         where = f" at {len(missing)} of {sizes} sizes" if len(missing) < sizes else ""
-        why = f"{kernel.name}, which runs without us, was not measured beside Triton{where}"
+        why = f"servers run {kernel.name}, which was not measured beside Triton{where}"
         return Advice(problem, Verdict.LEAVE, why)
     if not any(one.ratio > 1 + CLEAR_GAIN for one in found):
-        why = f"Triton is as fast as {kernel.name}, which runs without us"
+        why = f"servers run {kernel.name}, and Triton is no faster"
         return Advice(problem, Verdict.LEAVE, why, mean)
     return Advice(problem, Verdict.FLAGS, _told(found, entries), mean, flags, winners)
 

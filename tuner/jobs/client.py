@@ -11,6 +11,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import date
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -240,6 +241,11 @@ class RemoteQueue:
         """The last night with its summary. Raises BadInput before the first."""
         check = partial(_checked, fields=(*_NIGHT, "summary"))
         return self._ask("GET", "/v1/nights/last", read=check)
+
+    def night_diff(self, before: date, now: date) -> Json:
+        """Compare two finished nights. Raises BadInput for a day without a night."""
+        check = partial(_checked, fields=("before", "now", "problems"))
+        return self._ask("GET", f"/v1/nights/{now}/diff?since={before}", read=check)
 
     def _pages(
         self, path: str, name: str, read: Callable[[Any], Json], **query: object

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Any, Protocol
 
 from tuner.jobs.job import Job, JobEvent, JobRequest, JobState, Priority, Submitted
@@ -95,5 +96,7 @@ class Watching(Protocol):
     def nights(self, limit: int) -> Sequence[Json]: ...
 
     def last_night(self) -> Json: ...
+
+    def night_diff(self, before: date, now: date) -> Json: ...
 
     def workers(self) -> Sequence[WorkerStatus]: ...

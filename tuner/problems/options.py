@@ -155,6 +155,7 @@ class Option:
     help: str  # of the flag
     description: str = ""  # of the field; default: the flag's
     default: Any = None  # of the field, a tuple for a list; None: it may be null
+    offered: bool = True  # whether commands have the flag, or only requests the field
 
     @property
     def kind(self) -> type[Any]:

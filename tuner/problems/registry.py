@@ -51,7 +51,6 @@ class Family:
 
     name: str  # the last part of its package's name
     title: str  # for messages: "a fused-MoE layer"
-    flag: str | None  # the command-line flag that selects it; None: selected without a flag
     problems: tuple[str, ...]  # the names at the start of its problems' texts
     example: str  # a problem's text, with ".." for numbers
     parse: Callable[[str], Problem]
@@ -89,6 +88,11 @@ class Family:
         """Return the module's full name, "" if there is none. Its own package goes first."""
         places = (f"{package}.{name}" for package in (self.package, self.shared) if package)
         return next((place for place in places if find_spec(place)), "")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Return the words of a command line that choose the family; none for the first family."""
+        return () if self is families()[0] else ("--family", self.name)
 
     @property
     def options(self) -> tuple[Option, ...]:

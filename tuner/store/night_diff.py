@@ -61,12 +61,18 @@ class NightDiff:
     now: date
     problems: tuple[ProblemDiff, ...]
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> NightDiff:
+        """Read the object that `as_json` makes. Raises KeyError, TypeError or ValueError."""
+        before, now = (date.fromisoformat(values[name]) for name in ("before", "now"))
+        return cls(before, now, tuple(ProblemDiff(**one) for one in values["problems"]))
+
     def as_json(self) -> dict[str, Any]:
         nights = {"before": self.before.isoformat(), "now": self.now.isoformat()}
         return {**nights, "problems": [asdict(one) for one in self.problems]}
 
     def as_text(self) -> str:
-        """The problems that differ, and how many do not."""
+        """Say which problems differ, and count the others."""
         others = [one for one in self.problems if one.change != "the same"]
         counts = Counter(one.change for one in self.problems)
         told = ", ".join(f"{n} {change}" for change, n in sorted(counts.items())) or "no jobs"
@@ -98,7 +104,9 @@ class _NightJobs(Queries):
         night = nights.night(schedule, day)
         if night is None or night.summary is None or "submitted" not in night.summary:
             raise BadInput(
-                f"there is no finished night of {day}: `tuner nightly run --list` lists the nights"
+                f"there is no finished night of {day}",
+                cli=": `tuner nightly run --list` lists the nights",
+                api=": GET /v1/nights lists the nights",
             )
         ids = [*night.summary["submitted"], *night.summary["waiting"]]
         rows = self._rows(ids)

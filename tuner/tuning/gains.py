@@ -147,8 +147,8 @@ def over_words(entries: Iterable[Entry]) -> str:
     if not missing:
         return f"over {WITHOUT_US}{started}: {over}"
     titles = " and ".join(filter(None, missing))
-    told = f"{titles}, which runs without us{started}," if titles else f"{WITHOUT_US}{started}"
-    return f"over {over}; {told} was {NOT_MEASURED}"
+    runs = f"servers{started} run {titles}, which" if titles else f"{WITHOUT_US}{started}"
+    return f"over {over}; {runs} was {NOT_MEASURED}"
 
 
 def _unchanged(entry: Entry) -> bool:

@@ -270,4 +270,4 @@ def refuse_moe_options(request: Request, title: str) -> None:
     if request.source.routing is not None:
         raise BadInput(f"{title} has no routing: leave --routing out")
     if request.wide is not None:
-        raise BadInput(f"{title} has one space to search: leave --wide and --grid out")
+        raise BadInput(f"{title} has one space to search: leave wide out")

@@ -354,7 +354,7 @@ class RecordedTimes:
 class PredictedTimes:
     """Times by the family's model of the device, of kernels that are compiled."""
 
-    opening = "choosing what is worth compiling, by the model of the GPU"
+    opening = "choosing configurations to compile, by their predicted times"
     backends: Collection[str] | None = None
     routing_sha256 = ""
 

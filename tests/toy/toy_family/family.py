@@ -27,7 +27,6 @@ def held_bytes(problem: Scale, point: Point) -> int:
 FAMILY = Family(
     name="toy",
     title="a toy",
-    flag="--toy",
     problems=(Scale.family,),
     example="toy_scale:columns=..",
     parse=parse_scale,

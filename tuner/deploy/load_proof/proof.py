@@ -38,7 +38,7 @@ def tuning_steps(facts: Facts, logs: Iterator[Path], *, decode: bool) -> Iterato
         else:
             if not model:
                 yield f"copy the config.json of {server.model} to this folder"
-            of = (model or "config.json", "--attention", "--tp", str(server.tp))
+            of = (model or "config.json", "--family", "attention", "--tp", str(server.tp))
             commands.append(["tune", *of, *options])
     if commands:
         commands.append(["export", *options])

@@ -215,7 +215,6 @@ WORKLOAD = WordOrRecords(USES, _POINT, MAX_POINTS, parse_workload_option)
 FAMILY = Family(
     name="attention",
     title="attention",
-    flag="--attention",
     problems=ATTENTION_PROBLEMS,
     example="decode_attention:q_heads=..,kv_heads=..,Lq=..,Lv=..,dtype=..",
     parse=parse_attention,

@@ -53,7 +53,6 @@ def held_bytes(problem: DenseGemm, point: Point) -> int:
 FAMILY = Family(
     name="dense_gemm",
     title="quantised dense GEMMs",
-    flag="--dense-gemm",
     problems=DENSE_GEMMS,
     example="block_gemm:N=..,K=..,dtype=..,block=..",
     parse=parse_dense_gemm,

@@ -106,7 +106,7 @@ def _notes(layers: Sequence[RankLinear], shapes: int) -> list[str]:
     """What the problems are for, and which layers have none."""
     read = [layer for layer in layers if layer.dtype is not None]
     names = ", ".join(dict.fromkeys(layer.name for layer in read))
-    notes = [f"{shapes} shapes of {len(read)} linear layers of a rank: {names}"]
+    notes = [f"the linear layers of a rank have {shapes} shapes: {names}"]
     for why in dict.fromkeys(layer.why for layer in layers if layer.why):
         left = ", ".join(dict.fromkeys(layer.name for layer in layers if layer.why == why))
         notes.append(f"left out ({why}): {left}")

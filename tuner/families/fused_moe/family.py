@@ -114,7 +114,6 @@ def read_selection(problem: Problem, values: Mapping[str, Any]) -> MoeSelection:
 FAMILY = Family(
     name="fused_moe",
     title="a fused-MoE layer",
-    flag=None,
     problems=(FusedMoe.family,),
     example="fused_moe:E=..,N=..,K=..,top_k=..,dtype=..",
     parse=parse_fused_moe,
@@ -153,6 +152,7 @@ FAMILY = Family(
             "up (gate and up projection), down, or both: up,down (the default).",
             description="Which of a fused-MoE layer's two matrix products.",
             default=tuple(Gemm),
+            offered=False,
         ),
     ),
     searching=(
@@ -162,6 +162,7 @@ FAMILY = Family(
             Switch(),
             "Search beyond the engine's own tuning grid; default: where times are measured.",
             description="Search beyond the engine's own grid; default: where times are measured.",
+            offered=False,
         ),
     ),
     read_selection=read_selection,

@@ -267,7 +267,7 @@ def _asked_words(model: Model, problem: FusedMoe, serving: Serving) -> str:
     has = model.dtype.value if model.dtype else model.quantization
     if model.block_shape:
         has += f" in {'groups' if not model.block_shape[0] else 'blocks'} of {_sized(model)}"
-    as_asked = f"{model.name}'s checkpoint is {has}; {problem.dtype.value} is taken with "
+    as_asked = f"{model.name}'s checkpoint is {has}; {problem.dtype.value} is tuned with "
     weight_only = problem.dtype.activation_bits == 16  # its kernel reads a scale for each column
     kind = "groups" if weight_only else "blocks"
     if problem.block_shape:
@@ -277,7 +277,7 @@ def _asked_words(model: Model, problem: FusedMoe, serving: Serving) -> str:
     if stored and stored.block_shape:
         other = f"; {stored.name} has {kind} of {_sized(stored)}: name it"
     elif stored:
-        otherwise = ", as it is taken" if problem.per_channel_quant else ": name it"
+        otherwise = ", as here" if problem.per_channel_quant else ": name it"
         other = f"; {stored.name} has a scale for each channel{otherwise}"
     rows = 0 if weight_only else 128
     return Note(

@@ -26,6 +26,7 @@ _SHAPING = (
         Word(STATE_DTYPES, check_state_dtype),
         "Chunked scans: type of the states in servers; default: as the engine does.",
         description="Type of the states of chunked scans; default: as the engine does.",
+        offered=False,
     ),
 )
 _SELECTING = (

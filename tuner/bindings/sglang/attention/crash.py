@@ -99,7 +99,7 @@ def _which_launch(required: int, known: Sequence[Mapping[str, Any]], release: st
     ]
     for other in others:
         found.append(
-            "`tuner check --attention` names another number because it compiles another launch: "
+            "`tuner check MODEL` names another number because it compiles another launch: "
             f"{other['launch']}, {other['bytes']:,} bytes with Triton {other['triton']}. Both are "
             "too large for the same reason, and the steps below mend both."
         )

@@ -49,18 +49,17 @@ def serving_notes(model: Model, shape: AttentionShape, tp: int) -> list[str]:
     first = shape.layers[0]
     if shape.kv_lora_rank:
         notes.append(
-            f"sglang runs the absorbed form ({shape.kv_lora_rank + shape.qk_rope_head_dim} columns)"
-            f" where anything is cached, and {first.head_dim}/{first.v_head_dim} where nothing is"
+            f"sglang runs heads of {shape.kv_lora_rank + shape.qk_rope_head_dim} columns (absorbed "
+            f"weights) if tokens are cached, else heads of {first.head_dim} and {first.v_head_dim}"
         )
     for kind in shape.layers:
         if kind.window:
             which = f"{kind.count} of its layers" if kind.count else "some layers"
-            notes.append(
-                f"{which} see {kind.window} tokens back alone; at decode they get only these tokens"
-            )
+            notes.append(f"{which} look back at most {kind.window} tokens (a sliding window)")
         if not shape.kv_lora_rank and tp > kind.kv_heads:
             notes.append(
-                f"each of {kind.kv_heads} key heads is held by {tp // kind.kv_heads} ranks"
+                f"{tp} ranks share {kind.kv_heads} key heads: {tp // kind.kv_heads} ranks have "
+                "copies of each head"
             )
     if note := _NOTES.get(model.architecture):
         notes.append(note.format(model.architecture))

@@ -8,7 +8,6 @@ FAMILY = scan_family(
     problems=(NAME,),
     package=str(__package__),
     title="the chunked scan of Mamba-2 layers",
-    flag="--chunk-scan",
     example="chunk_scan:heads=..,head_dim=..,groups=..,state_size=..,chunk_size=..",
     parse=ChunkScan.parse,
     parts=SsdKernel,

@@ -8,7 +8,6 @@ FAMILY = scan_family(
     problems=(NAME,),
     package=str(__package__),
     title="the chunked scan of gated delta nets",
-    flag="--gated-delta",
     example="gated_delta:key_heads=..,value_heads=..,key_dim=..,value_dim=..",
     parse=GatedDelta.parse,
     parts=DeltaKernel,
