@@ -327,7 +327,7 @@ def _of_nights(nights: NewestNights) -> Iterator[Metric]:
         name, at = "tuner_night_finished_timestamp_seconds", nights.finished_at.timestamp()
         yield GaugeMetricFamily(name, "When the last finished night ended.", at)
         yield GaugeMetricFamily(
-            "tuner_night_errors", "Watches and jobs that the last finished night could not queue.", errors
+            "tuner_night_errors", "Watches and jobs that the last night could not queue.", errors
         )
         yield GaugeMetricFamily(
             "tuner_night_submitted", "Jobs that the last finished night queued.", submitted
