@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -94,9 +95,10 @@ def test_each_command_of_the_pages_exists(subtests):
     """Its name and its options do; the next test runs it, if it needs no GPU and no server."""
     commands = dict.fromkeys(words for page in PAGES for words in page_commands(page))
     assert len(commands) > 40
+    whole = get_command(app)
     for words in commands:
         with subtests.test(shlex.join(words)):
-            parse(words)
+            parse(whole, words)
 
 
 # Without a GPU, a network, a server or a file of a user's these run as they stand.
@@ -233,9 +235,9 @@ def page_commands(page: Path) -> Iterator[tuple[str, ...]]:
                 yield tuple(words)
 
 
-def parse(words: tuple[str, ...]) -> None:
+def parse(command: Any, words: tuple[str, ...]) -> None:
     """Find the command of these words and parse its options. Raises click's UsageError."""
-    command, rest = get_command(app), list(words)
+    rest = list(words)
     context = click.Context(command)
     while rest and (inner := getattr(command, "commands", {}).get(rest[0])):
         command, rest = inner, rest[1:]
