@@ -16,10 +16,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import problem_response, store_problem
+from api.keys import TooManyWrong
 from api.limits import Limiter
 from api.pages.browser import is_page, is_same_origin, needs_no_key, session_of, wants_page
 from api.state import Api
-from api.wrong_keys import TooManyWrong
 from tuner.errors import UnusableStore
 from tuner.jobs.web import is_loopback
 from tuner.store.api_key import LOCAL, ApiKey, KeyState, key_hash

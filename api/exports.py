@@ -1,4 +1,4 @@
-"""Exports of winners as archives, made one at a time."""
+"""Make archives of winners one at a time, and keep the newest within a bound of memory."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import hashlib
 import os
 import re
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from anyio import CapacityLimiter, to_thread
@@ -32,7 +32,8 @@ from tuner.problems.points import Problem
 from tuner.shell import export_line, unset_line
 from tuner.store.results import ResultStore
 
-KEPT = 16  # of sglang's 1.8 MB or so
+KEPT_BYTES = 8 << 20  # of packed archives; sglang's have 0.3 MB each
+_BESIDES = 1 << 12  # bytes of whatever is kept with an archive, or in place of it
 _TAG = re.compile(r'(?:W/)?("[^"]*")')
 
 
@@ -52,20 +53,26 @@ class Archive:
     """An export as a tar."""
 
     name: str  # of its one folder
-    data: bytes
+    packed: bytes
+    size: int  # bytes of the tar
     etag: str
     left_out: int  # problems
     flags: str = ""  # to start servers with, besides what they are started with already
     use: Sequence[str] = ()  # how servers are pointed at the folder: a line of a shell, or a note
 
+    @property
+    def data(self) -> bytes:
+        """Return the tar, unpacked for whoever sends it: only the packed bytes are kept."""
+        return zlib.decompress(self.packed)
+
 
 class Exports:
-    """Makes archives, one at a time, and keeps the newest."""
+    """Makes archives, one at a time, and keeps the newest that KEPT_BYTES hold."""
 
     def __init__(self, store: ResultStore) -> None:
         self._store = store
         self._one_at_a_time = CapacityLimiter(1)
-        self._kept = lru_cache(KEPT)(self._make)
+        self._kept: dict[object, Archive | ExportRefused] = {}  # the newest last
 
     async def get(self, wanted: ExportRequest) -> Archive:
         """The archive for what is stored now.
@@ -83,11 +90,17 @@ class Exports:
         winners = self._store.winners_state(
             device=wanted.device.name, engine=engine.name, engine_version=engine.version
         )
-        return self._kept(wanted, engine.root, winners, files_state(package_folders(engine)))
+        key = wanted, engine.root, winners, files_state(package_folders(engine))
+        found = self._kept.pop(key, None) or make_archive(self._store, wanted, engine)
+        self._kept[key] = found
+        while sum(map(_held, self._kept.values())) > KEPT_BYTES:
+            del self._kept[next(iter(self._kept))]
+        return found
 
-    def _make(self, wanted: ExportRequest, *_: object) -> Archive | ExportRefused:
-        """Make the archive. It is kept by the rest of the arguments, too."""
-        return make_archive(self._store, wanted, find_engine(wanted.engine))
+
+def _held(found: Archive | ExportRefused) -> int:
+    """Return about how many bytes are kept with an answer."""
+    return _BESIDES + (len(found.packed) if isinstance(found, Archive) else 0)
 
 
 def is_named(etag: str, if_none_match: Iterable[str]) -> bool:
@@ -139,7 +152,8 @@ def make_archive(
         raise UnwritableOutput(f"cannot write a temporary folder: {error.strerror}") from None
     etag = f'"{hashlib.sha256(data).hexdigest()}"'
     use = [text.replace(folder, "/path/to") for text in _use(name, variables, server_flags, notes)]
-    return Archive(name, data, etag, len(chosen.not_written), options_text(chosen.flags), use)
+    packed, left_out = zlib.compress(data, 1), len(chosen.not_written)
+    return Archive(name, packed, len(data), etag, left_out, options_text(chosen.flags), use)
 
 
 def _use(

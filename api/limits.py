@@ -19,8 +19,8 @@ from limits.strategies import MovingWindowRateLimiter
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.addresses import counted
 from api.errors import RETRY_S, problem_response
+from api.keys import counted
 from api.pages.browser import HEALTH_PATHS, needs_no_key
 from workers.settings import Settings
 

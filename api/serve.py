@@ -28,10 +28,9 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from api.addresses import counted
 from api.app import create_app
 from api.errors import problem_response
-from api.key_policy import KeyPolicy, check_keys
+from api.keys import KeyPolicy, check_keys, counted
 from api.pages.browser import HEALTH_PATHS, VALID_S
 from api.settings import COOKIE_BYTES, HEAD_BYTES, HEADERS, ApiSettings
 from tuner.errors import BadInput

@@ -1,6 +1,6 @@
 """The API's settings, and how much a text of others may hold before it is parsed.
 
-Only this module reads environment variables for the API. (`api.key_policy` looks for the
+Only this module reads environment variables for the API. (`api.keys` looks for the
 command line's key, as the command line does.) NAME_FILE may stand for NAME, as in
 `workers.settings`.
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Annotated, NoReturn
 
 import anyio
@@ -17,7 +18,7 @@ from fastapi import Depends, Request
 
 from api.bundles import Bundles
 from api.exports import Exports
-from api.known_keys import KnownKeys
+from api.keys import KnownKeys
 from api.matrix import Matrix
 from api.pages.browser import LoginLinks
 from api.settings import ApiSettings
@@ -147,8 +148,6 @@ class Api:
         self.workers = WorkerStore(self.store)
         self.fleet = Fleet(self.workers)
         self.matrix = Matrix(self.lookups, self._watches, self.fleet.workers)
-        self.exports = Exports(self.results)
-        self.bundles = Bundles(self.results)
         self.streams = Streams(
             self.jobs.event_counts,
             self.jobs.events,
@@ -156,6 +155,14 @@ class Api:
             most=self.settings.streams,
             most_per_key=self.settings.streams_per_key,
         )
+
+    @cached_property
+    def exports(self) -> Exports:
+        return Exports(self.results)
+
+    @cached_property
+    def bundles(self) -> Bundles:
+        return Bundles(self.results)
 
     def _valid_secrets(self) -> frozenset[str]:
         return self.keys.hashes() | self.sessions.hashes()

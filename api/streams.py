@@ -17,7 +17,7 @@ import anyio
 from anyio import to_thread
 from starlette.exceptions import HTTPException
 
-from api.known_keys import FRESH_S
+from api.keys import FRESH_S
 from tuner.errors import StoreUnreachable, TunerError
 from tuner.jobs.job import PLANNED, Job, JobEvent, JobState
 from tuner.jobs.workers import Reasons

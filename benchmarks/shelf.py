@@ -172,15 +172,23 @@ def _missing(
 def _started(
     context: SpawnContext, what: Callable[[Work, str], None], work: Work, gpu: str
 ) -> BaseProcess:
+    """Start a process that ignores SIGINT until `what` lets it in."""
     process = context.Process(target=what, args=(work, gpu))
-    process.start()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process.start()
+    finally:
+        signal.signal(signal.SIGINT, handler)
     return process
 
 
 def _wait(measuring: Sequence[BaseProcess], ahead: Sequence[BaseProcess], stop_at: float) -> None:
-    """Wait for the end of the processes, and end those that are late."""
-    for process in measuring:
-        process.join(max(0.0, stop_at - time.time()))
+    """Wait for the end of the processes, and end those that are late, or all after Ctrl-C."""
+    try:
+        for process in measuring:
+            process.join(max(0.0, stop_at - time.time()))
+    except KeyboardInterrupt:
+        print("stopping", flush=True)
     for process in ahead:
         process.terminate()
     for process in measuring:
@@ -196,7 +204,16 @@ def _wait(measuring: Sequence[BaseProcess], ahead: Sequence[BaseProcess], stop_a
 
 
 def measure(work: Work, gpu: str) -> None:
-    """Measure one problem after the other until the time is over."""
+    """Measure one problem after the other until the time is over, or until SIGINT."""
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if time.time() < work.stop_at:
+            _measure_all(work, gpu)
+    except KeyboardInterrupt:
+        print(f"GPU {gpu} stops", flush=True)
+
+
+def _measure_all(work: Work, gpu: str) -> None:
     took: list[float] = []
     failed = 0  # in a row
     sys.setswitchinterval(0.0005)  # the thread that prepares must not hold up the GPU
@@ -219,7 +236,7 @@ def measure(work: Work, gpu: str) -> None:
                     failed = 0
                 else:
                     failed += 1
-        except (KeyboardInterrupt, MeasurerUnavailable) as error:
+        except MeasurerUnavailable as error:
             print(f"GPU {gpu} stops: {error!r}", flush=True)
 
 

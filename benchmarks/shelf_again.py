@@ -107,7 +107,7 @@ def raced_again(
         rows.append(
             {
                 "M": point.batch_size,
-                "gemm": str(point.part),
+                "gemm": str(point.part.value),
                 "shelf_us": old,
                 "new_us": new,
                 "same": pair[0] == pair[1],

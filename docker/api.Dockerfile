@@ -5,8 +5,9 @@ ARG PYTHON=python:3.12.13-slim@sha256:57cd7c3a7a273101a6485ba99423ee568157882804
 FROM ${PYTHON} AS build
 ARG EXTRAS=api,postgres,service
 ARG LOCK=api
-# The sglang releases to export for: their files alone, without their dependencies (torch, CUDA).
-ARG SGLANG=0.5.16
+# The engine releases to export for, as --build-arg ENGINE="sglang==0.5.16 vllm==0.33.0": their files
+# alone, without their dependencies (torch, CUDA).
+ARG ENGINE=sglang==0.5.16
 RUN python -m venv /opt/tuner
 WORKDIR /src
 COPY docker/api.lock docker/worker-cpu.lock ./
@@ -18,8 +19,8 @@ COPY api api
 COPY migrations migrations
 # Whatever the lock lacks would have to be fetched, and fails.
 RUN /opt/tuner/bin/pip install --no-cache-dir --no-index --no-build-isolation ".[${EXTRAS}]"
-RUN for version in ${SGLANG}; do \
-      /opt/tuner/bin/tuner list engines --no-triton --add "sglang==$version"; \
+RUN for release in ${ENGINE}; do \
+      /opt/tuner/bin/tuner list engines --no-triton --add "$release" || exit 1; \
     done
 
 FROM ${PYTHON}

@@ -1,4 +1,4 @@
-"""A child process that answers JSON lines: the parent's side and the child's side of the pipes."""
+"""Talk to a child process in JSON lines, as the parent and as the child."""
 
 from __future__ import annotations
 
@@ -43,11 +43,14 @@ class ChildProcess:
         )
 
     def wait_until_ready(self, timeout_s: float) -> dict[str, Any]:
-        """The line that the child sends when it has started. Raises TimeoutError or ChildDied."""
+        """Return the line that the child sends when it has started.
+
+        Raises TimeoutError or ChildDied.
+        """
         return self._read(timeout_s)
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """The answer to a request. Raises TimeoutError or ChildDied; then end the child."""
+        """Return the answer to a request. Raises TimeoutError or ChildDied; then end the child."""
         self.send(request)
         return self._read(timeout_s)
 
@@ -60,7 +63,7 @@ class ChildProcess:
             raise ChildDied(self._last_words()) from None
 
     def poll(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next answer, or None if there is none within `timeout_s`. Raises ChildDied."""
+        """Return the next answer, or None if there is none within `timeout_s`. Raises ChildDied."""
         try:
             return self._read(timeout_s)
         except TimeoutError:
@@ -111,10 +114,10 @@ class ChildProcess:
 
 
 class ParentPipes:
-    """The child's side: receives JSON requests, one a line, and sends the answers.
+    """The child's side: receives JSON requests, a request a line, and sends the answers.
 
-    When stdin closes, this process is killed with its whole group, whatever it is doing: a killed
-    parent leaves neither a compiler nor a hung kernel behind.
+    When stdin closes, this process is killed with its whole group, at any point of its work: a
+    killed parent leaves neither a compiler nor a hung kernel behind.
     """
 
     def __init__(self) -> None:
@@ -142,8 +145,8 @@ class ParentPipes:
 def run_as_child(main: Callable[[], None]) -> None:
     """Run the function that is the whole work of a child process.
 
-    If it fails, the last line of stderr has the reason, which the parent takes. A normal exit would
-    add to it, because the interpreter aborts while a thread still reads stdin.
+    If it fails, the last line of stderr has the reason, which the parent reads. A normal exit would
+    add to stderr, because the interpreter aborts while a thread still reads stdin.
     """
     try:
         main()

@@ -1,4 +1,4 @@
-"""Every error this package raises on purpose.
+"""Define every error that this package raises on purpose.
 
 TunerError                      the root: catch this to catch them all
 ├── BadInput                    the caller can fix it; exit code 2
@@ -74,17 +74,17 @@ class TunerError(Exception):
     def __init__(
         self, message: str | None = None, *, cli: str = "", api: str = "", page: str | None = None
     ) -> None:
-        """Without `page`, pages say what the API says."""
+        """Take the message and its next steps. Without `page`, pages say the API's next step."""
         self.message = message or (type(self).__doc__ or "").partition("\n")[0]
         self.cli, self.api, self.page = cli, api, api if page is None else page
         super().__init__(self.message + cli)
 
     def in_api_words(self) -> str:
-        """The message with the API's next step; `str(error)` has the command line's."""
+        """Return the message with the API's next step; `str(error)` has the command line's."""
         return self.message + self.api
 
     def in_page_words(self) -> str:
-        """The message with the next step of somebody who uses the web pages."""
+        """Return the message with the next step for a user of the web pages."""
         return self.message + self.page
 
     def add(self, *, cli: str, api: str, page: str | None = None) -> None:
@@ -98,11 +98,11 @@ class BadInput(TunerError):
     """The input is not valid."""
 
     exit_code = 2
-    field = ""  # of a request, if the mistake is known to be in that one
+    field = ""  # of a request, if the mistake is known to be in that field
 
     @property
     def by_field(self) -> Mapping[str, BadInput]:
-        """The mistakes whose fields are known, by their names."""
+        """Return the mistakes whose fields are known, by their names."""
         return {self.field: self} if self.field else {}
 
 
@@ -110,7 +110,7 @@ class OptionsRefused(BadInput):
     """Options do not apply to what is asked for."""
 
     def __init__(self, reasons: Mapping[str, str], flags: Mapping[str, str]) -> None:
-        """Both by the name of a field: what the field is for, and its command-line flag."""
+        """Take by the name of a field: the kind of request that has the field, and its flag."""
         said = {name: f"{name} is {why}: leave it out" for name, why in reasons.items()}
         self._by_field = {name: BadInput(text) for name, text in said.items()}
         in_flags = (f"{flags[name]} is {why}: leave it out" for name, why in reasons.items())
@@ -213,7 +213,7 @@ class MalformedWorkload(BadInput):
 
 
 class MalformedCapture(BadInput):
-    """A folder does not hold what was captured from a node."""
+    """A folder does not hold the files that were captured from a node."""
 
 
 class MalformedBenchmark(BadInput):
@@ -239,7 +239,7 @@ class UnusableStore(BadInput):
 class StoreUnreachable(UnusableStore):
     """The store does not answer, or not in time. It may answer again soon."""
 
-    exit_code = 1  # no fault of what was asked for
+    exit_code = 1  # the request is not at fault
 
 
 class StoreFull(UnusableStore):
@@ -255,7 +255,7 @@ class StoreReplaced(UnusableStore):
 
 
 class WrongSchema(UnusableStore):
-    """The store's schema is not the one that this version knows."""
+    """This version does not know the store's schema."""
 
 
 class NewerSchema(WrongSchema):
@@ -346,14 +346,13 @@ class StaleLease(WorkFailed):
     """The job was given to another worker, or has ended: nothing was written."""
 
 
-# How alike two words are of which one may be meant: of 3 letters 2 may agree (H21, H20), and
-# MI300X is not B300.
+# How alike two words must be: of 3 letters 2 may agree (H21, H20), and MI300X is not B300.
 _NEAR = 0.62
 _FEW = 8
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:
-    """``"; did you mean 'X'?"`` with the choice nearest to `value`; empty where none is near.
+    """Return ``"; did you mean 'X'?"`` with the choice nearest to `value`; "" if none is near.
 
     A choice that begins with `value` is near.
     """
@@ -366,7 +365,7 @@ def did_you_mean(value: str, choices: Iterable[str]) -> str:
 
 
 def one_of(value: str, choices: Iterable[str]) -> str:
-    """Like `did_you_mean`; where none is near, it lists the choices if they are few."""
+    """Return `did_you_mean`; if no choice is near, list the choices if they are few."""
     known = list(choices)
     near = did_you_mean(value, known)
     if near or not known or len(known) > _FEW:

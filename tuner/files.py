@@ -18,7 +18,7 @@ from tuner.errors import BadInput, did_you_mean
 
 
 def read_limited(path: Path, limit: int, kind: str, error: type[BadInput]) -> bytes:
-    """A file's bytes. Raises `error` for a file that cannot be read or is larger than `limit`.
+    """Read a file's bytes. Raises `error` if it cannot be read or is larger than `limit`.
 
     `limit` is in bytes, a multiple of 1 MiB; `kind` names the expected file, e.g. "config.json".
     """
@@ -40,8 +40,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 KEY_PARTS = 16  # of a dotted key or a table's name
 TOML_DEPTH = 32  # lists and tables in one another
 _LONGEST = 300  # characters of an error message: a field's name or value may be any text
-# Comments and strings. One that nothing closes goes on to the end: else each quote in it would be
-# looked at anew.
+# Comments and strings. An unclosed string goes on to the end: else each quote in it would be looked
+# at anew.
 _TEXTS = re.compile(
     r"""#[^\n]*"""
     r"""|\"{3}(?:[^\"\\]|\\.|\"{1,2}(?!\"))*(?:\"{3,5})?"""
@@ -54,7 +54,7 @@ _LONG_KEY = re.compile(rf"(?:\.[ \t]*[\w-]+[ \t]*){{{KEY_PARTS}}}")
 
 
 def parse_toml(data: str | bytes, source: str, error: type[BadInput]) -> dict[str, Any]:
-    """The values of a TOML text. Raises `error`, which names `source`."""
+    """Return the values of a TOML text. Raises `error`, which names `source`."""
     try:
         text = data if isinstance(data, str) else data.decode()
         _check_structure(text)
@@ -64,7 +64,7 @@ def parse_toml(data: str | bytes, source: str, error: type[BadInput]) -> dict[st
 
 
 def _check_structure(text: str) -> None:
-    """Refuse, in linear time, what tomllib would take too long or too deep a stack for."""
+    """Refuse, in linear time, texts for which tomllib needs too long or too deep a stack."""
     bare = _TEXTS.sub("s", text)
     if _LONG_KEY.search(bare):
         raise ValueError(f"a key has at most {KEY_PARTS} parts")
@@ -75,7 +75,9 @@ def _check_structure(text: str) -> None:
 
 @cache
 def shipped_toml(package: str, name: str) -> dict[str, Any]:
-    """The values of a TOML file inside a package. All callers share them; nobody changes them."""
+    """Return the values of a TOML file inside a package. All callers share them; nobody changes
+    them.
+    """
     return _loads(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
@@ -90,7 +92,7 @@ def _loads(text: str) -> dict[str, Any]:
 
 
 class Table:
-    """A table whose fields are taken one by one; `done` refuses the fields that are left.
+    """A table whose fields are taken one by one; `done` refuses the rest.
 
     Every method raises the error class given to the constructor. Errors name the field.
     """
@@ -107,7 +109,7 @@ class Table:
         return f"{self.where}.{name}" if self.where else name
 
     def take(self, name: str, default: object = None) -> object:
-        """The value of a field, which is required unless it has a default."""
+        """Return the value of a field, which is required unless it has a default."""
         self.asked.append(name)
         if name in self.values:
             return self.values.pop(name)
@@ -122,7 +124,7 @@ class Table:
         return default
 
     def text(self, name: str, pattern: re.Pattern[str] | None, default: str | None = None) -> str:
-        """A printable string that matches `pattern`; only the default may be empty."""
+        """Return a printable string that matches `pattern`; only the default may be empty."""
         value = self.take(name, default)
         if not isinstance(value, str):
             raise self._refused(f"{self.field(name)} must be a string, not {value!r}")
@@ -133,7 +135,7 @@ class Table:
         return value
 
     def whole(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        """A whole number from `low` to `high`."""
+        """Return a whole number from `low` to `high`."""
         value = self.take(name, default)
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._refused(f"{self.field(name)} must be a whole number, not {value!r}")
@@ -148,7 +150,7 @@ class Table:
         return Table(self.take(name, default), self.field(name), self._error)
 
     def variables(self, name: str) -> dict[str, str]:
-        """A table of environment variables; empty where it is absent."""
+        """Return a table of environment variables; empty if it is absent."""
         table = self.table(name, {})
         for variable, value in table.values.items():
             if not _VARIABLE.fullmatch(variable):

@@ -1,4 +1,4 @@
-"""Plain text for terminals and pipes."""
+"""Lay out plain text for terminals and pipes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from itertools import zip_longest
 
 GAP = "  "
 _NARROWEST = 8  # columns of text are folded no further
-_WORD = 40  # words up to this length are broken only where nothing else helps
-# A long word is broken after one of these, where it can be.
+_WORD = 40  # words up to this length are broken only if nothing else helps
+# A long word is broken after one of these, if it can be.
 _JOINTS = re.compile(r"(?<=[,:/=+&])")
 
 _FILE = re.compile(r"\S*/.*\.json")  # alone in its line; names of configs have blanks
@@ -30,20 +30,20 @@ def printable(line: str) -> str:
 
 
 def columns() -> int:
-    """How wide text may be: COLUMNS, else the terminal's width; 80 off a terminal."""
+    """Return the width of text: COLUMNS, else the terminal's width; 80 off a terminal."""
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 
 def list_width() -> int | None:
-    """The `width` of a table with a row for each thing: a pipe gets each row in one line."""
+    """Return the `width` of a table with a row for each object: a pipe gets a row in one line."""
     return None if sys.stdout.isatty() or "COLUMNS" in os.environ else sys.maxsize
 
 
 def folded(text: str, width: int | None = None) -> str:
-    """A text in lines that fit. A word that is too long, such as a path, stays whole.
+    """Fold a text into lines that fit. A word that is too long, such as a path, stays whole.
 
-    A line that goes on keeps its indentation. A line that quotes another text ("| ...") stays, and
-    so does a command to paste, in a line or between backticks.
+    A folded line keeps its indentation. A line that quotes another text ("| ...") stays, and so
+    does a command to paste, in a line or between backticks.
     """
     return "\n".join(_folded(line, width or columns()) for line in text.split("\n"))
 
@@ -60,13 +60,13 @@ def _folded(line: str, width: int) -> str:
 
 
 def gain_text(gain: float) -> str:
-    """A gain cut to two decimals, so that it is never overstated: 1.8854 is 1.88x."""
+    """Cut a gain to two decimals, so that it is never overstated: 1.8854 is 1.88x."""
     # The small number corrects binary fractions: 1.15 is stored as 1.1499999...
     return f"{math.floor(gain * 100 + 1e-9) / 100:.2f}x" if math.isfinite(gain) else "-"
 
 
 def verdicts(headers: Sequence[str], rows: Sequence[Sequence[object]], by: str = "M") -> str:
-    """A table of checked entries, whose last two columns are a verdict and its details.
+    """Return a table of checked entries, whose last two columns are a verdict and its details.
 
     Details are a compiler's words and too long for a column: each stands once below the table, with
     the cells of the column `by`.
@@ -91,12 +91,12 @@ def table(
     width: int | None = None,
     whole: Collection[str] = (),
 ) -> str:
-    """Columns padded to their widest cell; numbers are right-aligned, text is left-aligned.
+    """Pad columns to their widest cell; numbers are right-aligned, text is left-aligned.
 
-    Cells are made `printable`. `right` names columns of text to right-align, and `whole` those that
-    are never folded, such as ids; `rule` draws a line below the headers. A table wider than `width`
-    (default: `columns()`) loses the columns that `drop` names, in that order, until it fits; then
-    its widest text is folded.
+    Cells are made `printable`. `right` names columns of text to right-align, and `whole` names
+    columns that are never folded, such as ids; `rule` draws a line below the headers. A table wider
+    than `width` (default: `columns()`) loses the columns that `drop` names, in that order, until it
+    fits; then its widest text is folded.
     """
     limit = width or columns()
     cells = [["" if value is None else printable(str(value)) for value in row] for row in rows]
@@ -134,7 +134,7 @@ def _fit(
     numeric: Sequence[bool],
     limit: int,
 ) -> list[int]:
-    """The columns' widths in a table of at most `limit`, if text can be folded so far."""
+    """Return the columns' widths in a table of at most `limit`, if text can be folded so far."""
     widths = list(natural)
     # First only between words, then within them too.
     for longest in (_WORD, _NARROWEST):
@@ -151,7 +151,7 @@ def _fit(
 
 
 def _least(header: str, cells: Sequence[str], numeric: bool, longest: int) -> int:
-    """The narrowest that a column may become; words up to `longest` stay whole."""
+    """Return the narrowest width of a column; words up to `longest` stay whole."""
     in_header = max(map(len, header.split() or [""]))
     if numeric:
         return max(in_header, max(map(len, cells), default=0))

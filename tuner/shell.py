@@ -1,4 +1,4 @@
-"""Lines that people paste into a shell: every word arrives as it is here."""
+"""Write lines that people paste into a shell: every word arrives as it is here."""
 
 from __future__ import annotations
 

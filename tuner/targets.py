@@ -1,4 +1,4 @@
-"""From what users name (a model, a problem, a line of a log) to the problems to tune.
+"""Resolve users' words (a model, a problem, a line of a log) to the problems to tune.
 
 The command line, the API and the watch list all resolve their requests here.
 """
@@ -15,6 +15,7 @@ from tuner.errors import (
     BadProblem,
     IndivisibleShape,
     LacksLayers,
+    MalformedCheckpoint,
     OptionsRefused,
     UnsupportedFamily,
     did_you_mean,
@@ -28,24 +29,24 @@ from tuner.problems.registry import Family, families, find_family, parse_problem
 
 @dataclass(frozen=True)
 class Target:
-    """What a user names: a problem, an engine's line about a config file, or a model.
+    """A user's word: a problem, an engine's line about a config file, or a model.
 
-    A model's config.json has been read, so whoever has a target need not read it again.
+    A model's config.json has been read, so users of a target need not read it again.
     """
 
     text: str  # as the user wrote it; of the bytes of a config.json, how messages call it
-    family: Family | None = None  # of a problem, or the one that reads the line
+    family: Family | None = None  # of a problem, or the family that reads the line
     is_problem: bool = False
     model: Model | None = None  # None: a problem or a line
 
 
 def is_url(text: str) -> bool:
-    """Return whether a text can only be the address of a running server."""
+    """Say whether a text can only be the address of a running server."""
     return text.startswith(("http://", "https://"))
 
 
 def read_target(target: str | bytes, name: str = "config.json") -> Target:
-    """Read what a text stands for, or the bytes of a config.json, which messages call `name`.
+    """Read a target's text, or the bytes of a config.json, which messages call `name`.
 
     A text is a problem's, an engine's warning line, a preset's name, or the path of a config.json
     or of its folder. Raises UnknownModel, MalformedCheckpoint, or BadProblem for a problem of an
@@ -61,17 +62,24 @@ def read_target(target: str | bytes, name: str = "config.json") -> Target:
 
 
 class LeftOut(Note):
-    """A sentence that says what of a model is left out, and why."""
+    """A sentence that says which part of a model is left out, and why."""
 
     what: str
     why: str  # in the API's words
+    unread: bool  # whether the model may have such layers, and what was read does not say it
 
     @classmethod
     def of(cls, what: str, error: BadInput) -> LeftOut:
         """Return the sentence about families that an error leaves out."""
         note = cls(f"left out {what}: {error.message}", cli=error.cli, api=error.api)
         note.what, note.why = what, error.in_api_words()
+        note.unread = isinstance(error, MalformedCheckpoint)
         return note
+
+
+def not_known(notes: Iterable[str]) -> list[str]:
+    """Return the families, in words, of which a model may have problems that could not be read."""
+    return [note.what for note in notes if isinstance(note, LeftOut) and note.unread]
 
 
 ALL = "all"  # in place of families' names: all of them, whether or not servers read their files
@@ -102,7 +110,7 @@ class TuningTarget:
     family: Family
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]  # sentences for the user
-    is_model: bool  # False: a problem, whose sizes are those of one rank
+    is_model: bool  # False: a problem, whose sizes are sizes of one rank
     server: ServerSettings = UNKNOWN_SERVER  # the model's class and checkpoint
 
 
@@ -114,11 +122,11 @@ def resolve_target(
     name: str = "config.json",
     given: Iterable[str] = (),
 ) -> TuningTarget:
-    """The problems that `target` stands for; see `read_target`.
+    """Return the problems that `target` stands for; see `read_target`.
 
     `family` is the family that was asked for. `given` names the fields that were set. Raises
-    OptionsRefused for a field that does not apply, and whatever `read_target` and the family's
-    `models.problems` raise. Where the model has no problem of the family, the message names the
+    OptionsRefused for a field that does not apply, and the errors of `read_target` and of the
+    family's `models.problems`. If the model has no problem of the family, the message names the
     families of which it has some.
     """
     found = target if isinstance(target, Target) else read_target(target, name)
@@ -144,7 +152,7 @@ def resolve_target(
 def resolve_model(
     target: str | Target, serving: Serving, names: FamilyNames = (), given: Iterable[str] = ()
 ) -> list[TuningTarget]:
-    """The problems of each of these families of a model; of a problem or a line, its own.
+    """Return the problems of each of these families of a model; of a problem or a line, its own.
 
     `given` names the fields that were set. Raises as `resolve_all`, `resolve_target` and
     `families_named` do.
@@ -161,7 +169,7 @@ def resolve_model(
 def _of_line(
     family: Family, line: Target, serving: Serving
 ) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
-    """The problems of a family that a line names, and what to say of them.
+    """Return the problems of a family that a line names, and notes about them.
 
     Raises BadProblem for a line of another family, and for a problem.
     """
@@ -177,14 +185,14 @@ def _of_line(
 
 
 def server_of_model(model: Model | None) -> ServerSettings:
-    """The settings of a server of a model, as far as the model says them."""
+    """Return the settings of a server of a model, as far as the model says them."""
     return ServerSettings(model.architecture, model.stored_as) if model else UNKNOWN_SERVER
 
 
 def all_settings(
     model: ServerSettings, engine: str, flags: Mapping[str, str], ep: int = 1
 ) -> dict[str, str]:
-    """The settings of a server of a model that is started with flags, on `ep` ranks of experts.
+    """Return the settings of a model's server that is started with flags, on `ep` ranks of experts.
 
     `engine` is its name or its name and version. Raises BadInput.
     """
@@ -193,9 +201,9 @@ def all_settings(
 
 
 def as_flags_say(serving: Serving, settings: Mapping[str, str]) -> Serving:
-    """How a model is served, with what the server's flags say of it too.
+    """Add the server's flags to a model's way of serving.
 
-    Raises BadInput if the flags contradict it, or if one changes problems in a way that is not
+    Raises BadInput if the flags contradict it, or if a flag changes problems in a way that is not
     read.
     """
     said = read_flags(serving.engine, settings)
@@ -216,7 +224,9 @@ def as_flags_say(serving: Serving, settings: Mapping[str, str]) -> Serving:
 
 
 def only_problem(target: TuningTarget) -> Problem:
-    """The problem of a target that is one job. Raises BadInput, which names all, if it has more."""
+    """Return the problem of a target that is one job. Raises BadInput, which names all, if it has
+    more.
+    """
     if len(target.problems) > 1:
         specs = " and ".join(problem.spec() for problem in target.problems)
         raise BadInput(
@@ -233,10 +243,10 @@ def resolve_all(
     *,
     name: str = "config.json",
 ) -> list[TuningTarget]:
-    """The problems of each family of which a model has some; see `find_model` for its names.
+    """Return the problems of each family of which a model has some; see `find_model` for its names.
 
-    `among` are the families to look at, all without it. Notes say why a family is left out whose
-    layers the model may have. Raises IndivisibleShape if tp does not divide the layers of one, and
+    `among` are the families to look at (default: all). Notes say why a family is left out whose
+    layers the model may have. Raises IndivisibleShape if tp does not divide a family's layers, and
     the reason of each such family if the model has no problem of any.
     """
     model = target if isinstance(target, Model) else find_model(target, name)
@@ -271,7 +281,9 @@ def resolve_all(
 
 
 def why_left_out(family: Family, model: Model, serving: Serving) -> str:
-    """Return why a model has no problem of a family whose layers it may have; "" if it has one."""
+    """Say why a model has no problem of a family whose layers it may have; "" if it has
+    a problem.
+    """
     if not supports(serving.engine, family.name):
         return ""
     try:
@@ -284,7 +296,9 @@ def why_left_out(family: Family, model: Model, serving: Serving) -> str:
 
 
 def _not_served(architecture: str, serving: Serving) -> list[str]:
-    """A sentence if the engine's release, which is on disk, does not know the model's class."""
+    """Return a sentence if the engine's release, which is on disk, does not know the
+    model's class.
+    """
     version = serving.engine_version
     if not version or not architecture or names_model(serving.engine, version, architecture):
         return []
@@ -295,12 +309,12 @@ def _not_served(architecture: str, serving: Serving) -> list[str]:
 
 
 def other_families(family: Family, model: str | Model, serving: Serving) -> list[Family]:
-    """The families but this one of which a model has problems, at this tp or at another."""
+    """Return the other families of which a model has problems, at this tp or at another."""
     return [one for one in families_of(model, serving) if one is not family]
 
 
 def families_of(target: str | Model, serving: Serving | None = None) -> list[Family]:
-    """The families of which a model has problems; see `find_model` for its names."""
+    """Return the families of which a model has problems; see `find_model` for its names."""
     model = target if isinstance(target, Model) else model_or_none(target)
     return [one for one in families() if model and _has(one, model, serving or Serving())]
 
@@ -311,7 +325,7 @@ def with_options(found: Sequence[Family]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """`a`, `a and b`, or `a, b and c`."""
+    """Write `a`, `a and b`, or `a, b and c`."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
@@ -325,7 +339,7 @@ def _has(family: Family, model: Model, serving: Serving) -> bool:
 
 
 def _name_others(error: BadInput, others: Sequence[Family]) -> None:
-    """Add to an error what can be tuned instead."""
+    """Add to an error the families that can be tuned instead."""
     if not others:
         return
     names = " and ".join(name for one in others for name in one.problems)
@@ -337,8 +351,9 @@ def _name_others(error: BadInput, others: Sequence[Family]) -> None:
 
 
 def _where_dtype_applies(family: Family, model: Model, serving: Serving) -> Resolved:
-    """Like `_problems`, but a dtype of quantised weights is dropped if a family has no weights
-    that it could be for. Such a dtype is for weights of experts, so these keep it.
+    """Resolve as `_problems`, but drop a dtype of quantised weights that a family cannot have.
+
+    Such a dtype is for weights of experts, so these keep it.
     """
     try:
         return _problems(family, model, serving)
@@ -359,10 +374,10 @@ def _problems(family: Family, model: Model, serving: Serving) -> Resolved:
 def refuse_options(
     own: Sequence[Family], given: Iterable[str], *, of_problem: bool = False
 ) -> None:
-    """Raises OptionsRefused, which names all given fields that apply to none of some families.
+    """Raise OptionsRefused, which names all given fields that apply to none of some families.
 
     With `of_problem`, the fields that say how a model is served do not apply either, because a
-    problem's sizes are those of one rank.
+    problem's sizes are sizes of one rank.
     """
     known = {option.name for family in own for option in family.options}
     others = [(one.title, o) for one in families() for o in one.options if o.name not in known]
@@ -380,5 +395,7 @@ def refuse_options(
 
 
 def reader_of(text: str) -> Family | None:
-    """The family that can read the text, an engine's log line or a file's name, if there is one."""
+    """Return the family that can read the text, an engine's log line or a file's name,
+    if any can.
+    """
     return next((one for one in families() if one.module("models").reads(text)), None)

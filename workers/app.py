@@ -1,4 +1,4 @@
-"""What `celery -A workers.app` loads: the Celery app for this environment, and its tasks."""
+"""Define the Celery app of `celery -A workers.app` for this environment, and its tasks."""
 
 from __future__ import annotations
 

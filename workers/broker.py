@@ -1,4 +1,4 @@
-"""Celery, which only wakes workers here. The database keeps the jobs."""
+"""Set up Celery, which only wakes workers here. The database keeps the jobs."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _AWAY = (OperationalError, RedisError, ConnectionError, TimeoutError)
 
 
 def make_app(settings: Settings) -> Celery:
-    """A Celery app for the settings' broker. It connects when it is first used."""
+    """Return a Celery app for the settings' broker. It connects when it is first used."""
     app = Celery("tuner", set_as_current=False)
     app.conf.update(
         broker_url=settings.broker_url,
         broker_use_ssl=_tls(settings),
         broker_transport_options={
             "visibility_timeout": VISIBILITY_S,
-            "queue_order_strategy": "priority",  # in the order of --queues: urgent ones first
+            "queue_order_strategy": "priority",  # in the order of --queues: urgent queues first
             "priority_steps": [0],  # otherwise Celery makes four lists for each queue
             "socket_connect_timeout": CONNECT_S,
             "socket_keepalive": True,
@@ -69,9 +69,9 @@ def make_app(settings: Settings) -> Celery:
 
 
 def sender(settings: Settings) -> Callable[[str], None]:
-    """A function that sends the message which wakes a queue's workers.
+    """Return a function that sends the message which wakes a queue's workers.
 
-    It raises ConnectionError where it cannot. A queue with WAITING messages gets no more.
+    It raises ConnectionError if it cannot. A queue with WAITING messages gets no more.
     """
     app = make_app(settings)
     options = {**app.conf.broker_transport_options, "socket_timeout": ANSWER_S}
@@ -96,7 +96,7 @@ def sender(settings: Settings) -> Callable[[str], None]:
 class BrokerErrors(logging.Filter):
     """Takes Celery's records of a broker that does not answer for the begin of an outage.
 
-    Celery logs one at each try to connect, and some with a traceback.
+    Celery logs a record at each try to connect, and some with a traceback.
     """
 
     def __init__(self, outage: Outage) -> None:
@@ -113,7 +113,9 @@ class BrokerErrors(logging.Filter):
 
 
 def _errors_of(record: logging.LogRecord) -> Iterator[BaseException]:
-    """The exceptions that a record was made with, and what they were raised from."""
+    """Yield the exceptions that a record was made with, and the exceptions that they were raised
+    from.
+    """
     given = record.args if isinstance(record.args, tuple) else ()
     for error in (record.exc_info and record.exc_info[1], *given):
         while isinstance(error, BaseException):
@@ -122,7 +124,7 @@ def _errors_of(record: logging.LogRecord) -> Iterator[BaseException]:
 
 
 class BrokerCollector(Collector):
-    """Whether the broker answers, asked when it is collected."""
+    """A metric that says whether the broker answers, asked when it is collected."""
 
     def __init__(self, settings: Settings) -> None:
         assert settings.broker_url
@@ -135,11 +137,11 @@ class BrokerCollector(Collector):
         )
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: registering must not ask the broker."""
+        """Return nothing: registering must not ask the broker."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """The gauge. A broker that does not answer costs twice CONNECT_S or ANSWER_S."""
+        """Yield the gauge. A broker that does not answer costs twice CONNECT_S or ANSWER_S."""
         try:
             up = bool(self._client.ping())
         except (RedisError, OSError):

@@ -1,7 +1,7 @@
-"""Which stored results and which watched requests are tuned, stale or missing.
+"""Say which stored results and which watched requests are tuned, stale or missing.
 
-A device's newest environment is the one with the highest engine version, and among several of that
-version the one with the newest result. What was measured in another environment is stale.
+A device's newest environment has the highest engine version, and among several of that version the
+newest result. Results of another environment are stale.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PREDICTED, RECORDED, GPU = "", "recording", "gpu"  # sources of times
 
 
 class WatchState(str, Enum):
-    """How up to date a watched request is in the store."""
+    """The state of a watched request's results in the store."""
 
     TUNED = "tuned"
     MISSING = "missing"
@@ -57,7 +57,7 @@ class WatchStatus:
 
 
 def watch_statuses(requests: Collection[JobRequest], lookups: Lookups) -> list[WatchStatus]:
-    """The state of each request in the store."""
+    """Return the state of each request in the store."""
     found = lookups.published(
         {request.device for request in requests},
         {_engine(request) for request in requests},
@@ -69,7 +69,7 @@ def watch_statuses(requests: Collection[JobRequest], lookups: Lookups) -> list[W
 
 
 def source_of(environment: Environment) -> str:
-    """Where an environment's times come from: recordings and predictions have their own."""
+    """Return the source of an environment's times: recordings and predictions have their own."""
     first = environment.driver.partition(" ")[0]
     return first if first in (PREDICTED, RECORDED) else GPU
 
@@ -80,14 +80,14 @@ class _Results:
     def __init__(self, results: Iterable[Published]) -> None:
         self.of: dict[Problem, list[Published]] = defaultdict(list)  # the newest last
         self._newest: dict[str, Published] = {}  # by engine version
-        # Those of the shelf come first: they say nothing of the cards here.
+        # Results of the shelf come first: they say nothing of the cards here.
         order = sorted(results, key=lambda one: (one.published_at, one.run_id))
         for one in sorted(order, key=lambda one: one.run_id != SHELF_RUN):
             self.of[one.problem].append(one)
             self._newest[one.environment.engine_version] = one
 
     def newest(self, version: str | None) -> Environment | None:
-        """The newest environment, with that engine version if a result has it."""
+        """Return the newest environment, with that engine version if a result has it."""
         if version not in self._newest:
             version = max(self._newest, key=version_order, default=None)
         return None if version is None else self._newest[version].environment
@@ -112,7 +112,7 @@ def _answers(
     kind: type[Problem],
     release: str | None,
 ) -> list[Published]:
-    """The results that answer such requests. Measured results answer requests to predict too.
+    """Return the results that answer such requests. Measured results answer predictions too.
 
     The shelf has results of several releases: they answer for `release` alone.
     """
@@ -175,10 +175,10 @@ def _judge(request: JobRequest, stored: _Results) -> WatchStatus:
 def _environment_now(
     request: JobRequest, stored: _Results, kernels: _Kernels
 ) -> Environment | None:
-    """The environment that results should have been made in; None where nothing is stored.
+    """Return the environment that results should have been made in; None if nothing is stored.
 
-    It is the newest one that is stored, with the engine of this machine where that is not older.
-    A request for one version asks for that version, whatever else is stored.
+    It is the newest stored environment, with the engine of this machine unless that is older. A
+    request for one version asks for that version, even if others are stored.
     """
     _, pinned = parse_spec(request.engine)
     environment = stored.newest(pinned)
@@ -212,7 +212,7 @@ def _kernels_now(request: JobRequest) -> _Kernels:
 
 @lru_cache(maxsize=64)
 def _kernels(spec: str, version: str | None, family: str, platform: str, minute: int) -> _Kernels:
-    """At most a minute old: a worker runs for weeks, while the sources may change in place."""
+    """Return the kernels, at most a minute old: a worker runs for weeks, and sources may change."""
     try:
         found = kernel_hash(find_engine(spec), family, platform)
     except UnknownEngine:
@@ -229,7 +229,7 @@ Newest = Mapping[Kind, Environment]
 def stored_rows(
     summaries: Iterable[StoredSummary], environments: Iterable[EnvironmentSeen]
 ) -> list[dict[str, Any]]:
-    """What is stored, and whether its environment is its device's newest."""
+    """Return the stored results, and whether their environment is its device's newest."""
     newest = newest_environments(environments)
     return [
         _stored_row(one, why_stale(one.environment, one.problem.family, newest))
@@ -238,7 +238,7 @@ def stored_rows(
 
 
 def newest_environments(environments: Iterable[EnvironmentSeen]) -> Newest:
-    """Each device's newest environment, by engine, source of times and family."""
+    """Return each device's newest environment, by engine, source of times and family."""
     newest: dict[Kind, EnvironmentSeen] = {}
     for seen in sorted(
         environments, key=lambda one: (version_order(one.environment.engine_version), one.newest)
@@ -251,7 +251,8 @@ def newest_environments(environments: Iterable[EnvironmentSeen]) -> Newest:
 
 
 def why_stale(environment: Environment, problem_name: str, newest: Newest) -> str:
-    """What has changed since a result was made in an environment; empty for the newest one.
+    """Say what has changed since a result was made in an environment; "" for the newest
+    environment.
 
     `problem_name` stands at the beginning of the problem's text.
     """
@@ -263,14 +264,14 @@ def why_stale(environment: Environment, problem_name: str, newest: Newest) -> st
 
 @dataclass(frozen=True)
 class WatchedFilter:
-    """Which watched problems to list. None leaves nothing out."""
+    """A choice of watched problems to list. None leaves nothing out."""
 
     device: str | None = None  # the device table's name
     model: str | None = None  # as the watch names it
     family: str | None = None
 
     def has(self, one: Watched) -> bool:
-        """Return whether the filter keeps what a watch asks for."""
+        """Say whether the filter keeps a watched problem."""
         # The text of an unresolved combination goes on with its parallel sizes.
         model = one.model.partition(" ")[0]
         return (
@@ -281,7 +282,7 @@ class WatchedFilter:
 
 
 def family_watched(one: Watched) -> str:
-    """The family of a watched problem; "" where a watch names none."""
+    """Return the family of a watched problem; "" if a watch names none."""
     if isinstance(one, JobRequest):
         return family_of(one.problem).name
     found = find_family(one.what) if isinstance(one, LeftAlone) else None
@@ -291,7 +292,7 @@ def family_watched(one: Watched) -> str:
 def watched_rows(
     watch_list: WatchList, wanted: WatchedFilter | None, skip: int, limit: int, lookups: Lookups
 ) -> list[dict[str, Any]]:
-    """A page of the watched problems and their states, in the order of the watch list."""
+    """Return a page of the watched problems and their states, in the order of the watch list."""
     workers = WorkerStore(lookups.database).list()
     model = wanted.model if wanted else None
     asked = [
@@ -335,7 +336,7 @@ def _stored_row(summary: StoredSummary, why: str) -> dict[str, Any]:
 
 
 def _over(summary: StoredSummary) -> str | None:
-    """What the gain is over."""
+    """Name the baseline of the gain."""
     if summary.speedup is None:
         return None
     return WITHOUT_US if summary.over_without_us else TRITONS_OWN

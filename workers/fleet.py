@@ -1,4 +1,4 @@
-"""`tuner worker`: one worker process for each GPU, restarted when it dies."""
+"""Run `tuner worker`: a worker process for each GPU, restarted when it dies."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def run_fleet(
 ) -> None:
     """Keep worker processes running until SIGTERM or SIGINT, then let each give its job back.
 
-    `processes` is their number where there are no GPUs. Raises BadInput without a broker or
-    Celery, and UnusableStore for a store that cannot be used.
+    `processes` is their number if there are no GPUs. Raises BadInput without a broker or Celery,
+    and UnusableStore for a store that cannot be used.
     """
     if settings.broker_url is None:
         raise BadInput("a worker needs TUNER_BROKER_URL; `tuner serve` is a service without Redis")
@@ -70,7 +70,7 @@ def run_fleet(
 
 
 class Member:
-    """One worker process."""
+    """A worker process."""
 
     def __init__(
         self,
@@ -118,12 +118,14 @@ class Member:
 
 
 def worker_name(number: int, gpu: LocalGpu | None) -> str:
-    """What people call a fleet's worker, with the host's name behind it."""
+    """Return people's name for a fleet's worker; the host's name follows it."""
     return f"{gpu.device}-{number}" if gpu else f"cpu-{number}"
 
 
 def _metrics_environ(settings: Settings, number: int) -> dict[str, str]:
-    """Where a member shows its metrics: on loopback, at the port that many after the fleet's."""
+    """Return the variables that show a member's metrics on loopback, at a port after
+    the fleet's.
+    """
     if settings.metrics_port is None:
         return {}
     return {
@@ -146,13 +148,13 @@ def _serve_metrics(settings: Settings, members: Sequence[Member]) -> None:
 
 
 def celery_command(number: int, gpu: LocalGpu | None, devices: Sequence[str] | None) -> list[str]:
-    """The command of one worker process."""
+    """Return the command of one worker process."""
     from workers.broker import CONTROL_QUEUE  # noqa: PLC0415  # Celery is an extra
 
     queues = [*queue_names(gpu, devices), CONTROL_QUEUE]
     # With this process's id, Celery's names of two fleets on one host are not the same. Nobody
-    # listens to Celery's events. Without a broker, sending one is tried again for ever, and the
-    # worker neither says that the broker is away nor stops.
+    # listens to Celery's events. Without a broker, sending an event is tried again for ever, and
+    # the worker neither says that the broker is away nor stops.
     name = f"{gpu.device if gpu else 'cpu'}-{os.getpid()}-{number}"
     return [
         *(sys.executable, "-m", "celery", "-A", "workers.app", "worker"),

@@ -1,4 +1,6 @@
-"""This machine as a worker: its GPUs, from the driver's library, its engines, and its row."""
+"""Describe this machine as a worker: its GPUs, from the driver's library, its engines,
+and its row.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ class LocalGpu:
 
 
 def detect_gpus(root: Path = Path("/")) -> list[LocalGpu]:
-    """The machine's GPUs that the device table knows and CUDA_VISIBLE_DEVICES has.
+    """Return the machine's GPUs that the device table knows and CUDA_VISIBLE_DEVICES has.
 
     Logs why none can be used. That is a warning if `root`, where the kernel shows its devices, has
     signs of an NVIDIA GPU.
@@ -75,7 +77,7 @@ def detect_gpus(root: Path = Path("/")) -> list[LocalGpu]:
 
 
 def _listed(pynvml: ModuleType) -> list[tuple[int, str, str]]:
-    """The driver's GPUs: number, uuid, name. Raises NVMLError."""
+    """Return the driver's GPUs: number, uuid, name. Raises NVMLError."""
     found = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
@@ -96,7 +98,7 @@ def _log_none(root: Path, why: str) -> None:
 
 
 def _has_nvidia(root: Path) -> bool:
-    """Whether the driver is loaded, or the PCI bus has a display controller of NVIDIA."""
+    """Say whether the driver is loaded, or the PCI bus has a display controller of NVIDIA."""
     if (root / "proc/driver/nvidia/version").exists() or (root / "dev/nvidia0").exists():
         return True
     for vendor in root.glob("sys/bus/pci/devices/*/vendor"):
@@ -108,7 +110,9 @@ def _has_nvidia(root: Path) -> bool:
 
 
 def known_gpus(named: list[tuple[str, str]]) -> list[LocalGpu]:
-    """The GPUs, from (uuid, name) pairs. Logs and leaves out those not in the device table."""
+    """Return the GPUs of (uuid, name) pairs. Logs and leaves out GPUs that are not in the device
+    table.
+    """
     gpus = []
     for uuid, name in named:
         try:
@@ -119,20 +123,20 @@ def known_gpus(named: list[tuple[str, str]]) -> list[LocalGpu]:
 
 
 def gpu_of(environ: Mapping[str, str] = os.environ) -> LocalGpu | None:
-    """The GPU that `tuner worker` gave to this process; None: no GPU."""
+    """Return the GPU that `tuner worker` gave to this process; None: no GPU."""
     text = environ.get(WORKER_VARIABLE)
     return LocalGpu(*text.split("=", 1)) if text else None
 
 
 def name_of(environ: Mapping[str, str] = os.environ) -> str:
-    """What `tuner worker` calls this process."""
+    """Return the name that `tuner worker` gave to this process."""
     return environ.get(NAME_VARIABLE) or "worker"
 
 
 def worker_environ(
     gpu: LocalGpu | None, devices: Sequence[str] | None, name: str
 ) -> dict[str, str]:
-    """The variables that `gpu_of`, `devices_of` and `name_of` read."""
+    """Return the variables that `gpu_of`, `devices_of` and `name_of` read."""
     return {
         NAME_VARIABLE: name,
         WORKER_VARIABLE: f"{gpu.uuid}={gpu.device}" if gpu else "",
@@ -141,7 +145,7 @@ def worker_environ(
 
 
 def devices_of(environ: Mapping[str, str] = os.environ) -> list[str] | None:
-    """The devices whose replays and predictions this process does; None: all devices."""
+    """Return the devices whose replays and predictions this process does; None: all devices."""
     text = environ.get(DEVICES_VARIABLE)
     return text.split(",") if text else None
 
@@ -156,7 +160,7 @@ _PACKAGES = ("engine-tuner", "triton", "torch")
 
 
 def describe(gpu: LocalGpu | None, devices: Sequence[str] | None, name: str) -> WorkerInfo:
-    """This process as a worker. `name` tells it from the host's other workers."""
+    """Return this process as a worker. `name` tells it from the host's other workers."""
     host = socket.gethostname()
     full = f"{name}@{host}"
     return WorkerInfo(
@@ -173,7 +177,9 @@ def describe(gpu: LocalGpu | None, devices: Sequence[str] | None, name: str) -> 
 
 
 def engines_here() -> tuple[str, ...]:
-    """The engines on this machine, as `sglang==0.5.16`; the one that `sglang` means comes first."""
+    """Return the engines on this machine, as `sglang==0.5.16`; the default of `sglang`
+    comes first.
+    """
     found: list[str] = []
     for name in engine_names():
         versions = {one.version for one in find_packages(name)}
@@ -200,7 +206,7 @@ class Registration:
         self.info = info
 
     def beat(self) -> None:
-        """Say that the worker lives, and what it can do now. Raises UnusableStore."""
+        """Say that the worker lives, and which jobs it can do now. Raises UnusableStore."""
         if time.monotonic() >= self._look_at:
             self.info = self.info.with_engines(self._engines())
             self._look_at = time.monotonic() + LOOK_EVERY_S
@@ -210,18 +216,18 @@ class Registration:
             self._failed_starts = 0
 
     def started(self) -> None:
-        """A job began to tune: whatever failed before is over."""
+        """Note that a job began to tune: earlier failures are over."""
         self._failed_starts = 0
 
     def failed_to_start(self, reason: str) -> None:
-        """A job could not begin to tune here. Raises UnusableStore."""
+        """Note that a job could not begin to tune here. Raises UnusableStore."""
         self._failed_starts += 1
         if self._failed_starts >= FAILED_STARTS:
             self._workers.set_aside(self.info.id, reason)
             worker_log.error("%s takes no more jobs: %s", self.info.name, reason)
 
     def stopped(self) -> None:
-        """The worker ends. Raises UnusableStore."""
+        """Note that the worker ends. Raises UnusableStore."""
         self._workers.stopped(self.info.id)
 
 

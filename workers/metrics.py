@@ -1,8 +1,8 @@
-"""What processes count for Prometheus, what their store says, and the endpoints that show it.
+"""Count for Prometheus, read the store's figures, and serve the endpoints that show both.
 
-These metrics are in `REGISTRY`, which also has the ones of the process, the interpreter and its
-garbage collector; what one application of the API counts is in a registry of its own.
-The help text of each says what it is.
+These metrics are in `REGISTRY`, which also has the metrics of the process, the interpreter and its
+garbage collector; an application of the API counts in a registry of its own.
+The help text of each metric says what it counts.
 """
 
 from __future__ import annotations
@@ -57,9 +57,11 @@ DURATION = Histogram(
 )
 ATTEMPTS = Counter("tuner_attempts", "Attempts at jobs, by how they ended.", ("device", "outcome"))
 LOST_LEASES = Counter(
-    "tuner_leases_lost", "Jobs that another worker was given while this one had them."
+    "tuner_leases_lost", "Jobs that another worker was given while this worker had them."
 )
-EXPIRED_LEASES = Counter("tuner_leases_expired", "Leases that this worker took from another one.")
+EXPIRED_LEASES = Counter(
+    "tuner_leases_expired", "Leases that this worker took from another worker."
+)
 MESSAGES = Counter(
     "tuner_broker_messages",
     "Messages that wake workers: sent, failed, or not needed because enough are waiting.",
@@ -78,7 +80,7 @@ class PoolCollector(Collector):
         self._figures = figures
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The pool's gauges; none where connections are not pooled."""
+        """Yield the pool's gauges; none if connections are not pooled."""
         use = self._figures.pool()
         if use is None:
             return
@@ -91,7 +93,7 @@ class PoolCollector(Collector):
 
 
 def serve_metrics(settings: Settings) -> None:
-    """Answer scrapes on the port of the settings, in a thread; do nothing where there is none.
+    """Answer scrapes on the port of the settings, in a thread; do nothing if there is none.
 
     A port that is taken is logged. Jobs go on, because they are worth more than their figures.
     """
@@ -111,9 +113,9 @@ ANSWER_S = 3.0  # a process that takes longer is shown as down; Prometheus waits
 def serve_fleet_metrics(
     host: str, port: int, ports: Sequence[int], starts: Callable[[], Sequence[int]]
 ) -> None:
-    """Answer scrapes on `port`, in a thread. `ports` are those of the processes, in their order.
+    """Answer scrapes on `port`, in a thread. `ports` are the processes' ports, in their order.
 
-    `starts` says how often each process was started. Raises BadInput where `port` cannot be had.
+    `starts` says how often each process was started. Raises BadInput if `port` cannot be had.
     """
     registry = CollectorRegistry()
     registry.register(_Processes(ports, starts))
@@ -164,7 +166,7 @@ class _Processes(Collector):
 
 
 def _metrics_of(port: int) -> list[Metric] | None:
-    """The metrics of one process; None where it does not answer."""
+    """Return the metrics of one process; None if it does not answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
     with contextlib.closing(connection):
         try:
@@ -179,16 +181,16 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 # Counting all finished jobs takes time in proportion to them. It may take this share of the time.
 _COUNTING = 0.01
-# What a living worker can be: it takes jobs, finishes its last one, takes none, or is broken.
+# The states of a living worker: it takes jobs, finishes its last job, takes none, or is broken.
 WORKER_STATES = ("active", "draining", "drained", "set_aside")
 NO_GPU = "none"  # the device of a worker without a GPU
 
 
 class Metrics:
-    """What one application counts, and what its store says when it is asked."""
+    """The counters of one application, and the figures of its store."""
 
     def __init__(self, figures: Figures, *more: Collector) -> None:
-        """`more` collectors are asked too."""
+        """Register the counters. `more` collectors are asked too."""
         self._registry = CollectorRegistry()
         self.requests = Counter(
             "tuner_http_requests",
@@ -218,8 +220,8 @@ class Metrics:
             self._registry.register(one)
 
     def text(self) -> bytes:
-        """Everything, in Prometheus' text format."""
-        # A process may have several applications. They share what is of the process.
+        """Return everything, in Prometheus' text format."""
+        # A process may have several applications. They share the process's metrics.
         return generate_latest(self._registry) + generate_latest(REGISTRY)
 
 
@@ -316,7 +318,7 @@ def _of_workers(found: StoreFigures) -> Iterator[Metric]:
 
 
 def _of_nights(nights: NewestNights) -> Iterator[Metric]:
-    """The last rounds; nothing before the first one."""
+    """Yield the last rounds; nothing before the first."""
     if nights.started_at:
         name, at = "tuner_night_started_timestamp_seconds", nights.started_at.timestamp()
         yield GaugeMetricFamily(name, "When the last night began.", at)

@@ -1,4 +1,4 @@
-"""What a night says of each watched model: what is new, stale, faster and left alone."""
+"""Report a night's changes to each watched model: new, stale, faster and left alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tuner.jobs.job import JobRequest
 from workers.coverage import WatchState, WatchStatus
 from workers.watches import LeftAlone
 
-MOST_REASONS = 20  # of what is left alone, for each model and device
+MOST_REASONS = 20  # of problems left alone, for each model and device
 
 Place = tuple[str, str]  # a watched model and a device
 
@@ -51,7 +51,7 @@ def model_reports(
 def with_faster(
     summary: Mapping[str, Any], outcomes: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return a night's summary that says of each model how many problems became faster."""
+    """Add to a night's summary how many problems of each model became faster."""
     faster = Counter((one["model"], one["device"]) for one in outcomes if one["faster"])
     models = summary.get("models") or ()  # earlier programs wrote none
     return {
@@ -61,7 +61,7 @@ def with_faster(
 
 
 def report_line(one: Mapping[str, Any]) -> str:
-    """Return what a night says of a model on a device, in one line."""
+    """Say a night's changes to a model on a device in one line."""
     left = len(one["left_alone"])
     said = {"new": one["new"], "stale": one["stale"], "measured again": one["again"]}
     said |= {"up to date": one["up_to_date"], "left alone": left, "faster": one.get("faster", 0)}

@@ -1,4 +1,4 @@
-"""The nightly round: compares the watch list with the store, and posts jobs for the difference."""
+"""Do the nightly round: compare the watch list with the store, and post jobs for the difference."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ from workers.queue import Announcer, Announces
 from workers.settings import Settings
 from workers.watches import LeftAlone, Unresolved, WatchList, named, read_watch, watch_list_of
 
-KINDS = ("missing", "stale", "revalidated")  # of what a round queues, in its summary
+KINDS = ("missing", "stale", "revalidated")  # kinds of queued requests, in a round's summary
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A thing that a night queued, and what came of it."""
+    """A request that a night queued, and its outcome."""
 
     kind: str  # of KINDS
     queued: Mapping[str, Any]  # as the night's summary has it
     job: Job | None  # None: nothing was queued, or a night before job_id was recorded
-    gain_after: float | None  # of what is published where the job ran, once it is done
+    gain_after: float | None  # of the winners in the job's environment, once it is done
 
     @property
     def faster(self) -> bool:
-        """Whether the mean gain has grown by more than the noise of times."""
+        """Say whether the mean gain has grown by more than the noise of times."""
         return (self.gain_after or 0.0) > (self.gain_before or 1.0) * (1 + NOISE)
 
     @property
@@ -77,14 +77,14 @@ class Outcome:
 
 
 def gain_now(request: JobRequest, results: ResultStore) -> float | None:
-    """The mean gain of the results that count now for a request; None without any."""
+    """Return the mean gain of the results that count now for a request; None without any."""
     engine = request.engine.partition("==")[0].strip()
     found = results.winners_at(request.problem, request.device, engine)
     return _gain(current_winners(found))
 
 
 def outcomes(summary: Mapping[str, Any], store: Database) -> list[Outcome]:
-    """What came of the things that a night queued: failures first, then in the summary's order."""
+    """Return the outcomes of a night's requests: failures first, then in the summary's order."""
     queued = list(_queued(summary))
     ids = {one["job_id"] for _, one in queued if one.get("job_id")}
     jobs = JobStore(store).with_ids(ids)
@@ -101,7 +101,9 @@ def outcomes(summary: Mapping[str, Any], store: Database) -> list[Outcome]:
 
 
 def seen_now(summary: Mapping[str, Any] | None, store: Database) -> dict[str, Any]:
-    """A night's summary, with what is faster of each model, and what came of what it queued."""
+    """Return a night's summary, with each model's faster problems and the outcomes of
+    its requests.
+    """
     found = [one.as_json() for one in outcomes(summary or {}, store)]
     return {"summary": summary and with_faster(summary, found), "outcomes": found}
 
@@ -123,13 +125,13 @@ NOT_FRESH = timedelta(0)  # no finished job answers the round's requests: they a
 
 @dataclass(frozen=True)
 class NightWork:
-    """What a nightly round will do."""
+    """The work that a nightly round will do."""
 
     watched: Sequence[WatchStatus]
     revalidate: Sequence[JobRequest]
-    errors: Sequence[tuple[str, str]]  # what was watched, and why no job can be made of it
+    errors: Sequence[tuple[str, str]]  # the watched problem, and why no job can be made of it
     gains: Mapping[str, float | None]  # before the round, by the key of the request
-    left_alone: Sequence[LeftAlone]  # what of watched models is not kept tuned
+    left_alone: Sequence[LeftAlone]  # parts of watched models that are not kept tuned
     unmet: Unmet  # says of its jobs why no living worker will do them
 
     def requests(self) -> list[JobRequest]:
@@ -137,7 +139,7 @@ class NightWork:
         return [*new, *self.revalidate]
 
     def summary(self, job_ids: Mapping[str, str]) -> dict[str, Any]:
-        """The work as JSON. `submitted` and `waiting` are added when the jobs are posted.
+        """Return the work as JSON. `submitted` and `waiting` are added when the jobs are posted.
 
         `job_ids` are the ids of posted jobs by their request's key.
         """
@@ -164,14 +166,14 @@ class NightWork:
 
 
 def due_night(settings: Settings, now: datetime) -> date:
-    """Return the date of the last night whose hour has come, in UTC, however late it is done."""
+    """Return the date of the last night whose hour has come, in UTC, even if it is done late."""
     return (now - timedelta(hours=settings.nightly_hour)).date()
 
 
 def run_nightly(
     settings: Settings, *, dry_run: bool = False, force: bool = False, today: date | None = None
 ) -> dict[str, Any]:
-    """`do_round` in the settings' store, with messages over their broker."""
+    """Call `do_round` in the settings' store, with messages over their broker."""
     with Database.open(settings.database_url) as store:
         announcer = Announcer(settings)
         return do_round(settings, store, announcer, dry_run=dry_run, force=force, today=today)
@@ -187,11 +189,12 @@ def do_round(
     today: date | None = None,
     clock: Clock | None = None,
 ) -> dict[str, Any]:
-    """Do a round of the night of `today` and return what it did, or why there is none to do.
+    """Do a round of the night of `today`; return its work, or why there is none to do.
 
-    A night is done once with each watch list: a process that has a nightly.toml adds what one
-    without it, or with another one, left out. With `force` it is done again. A dry run writes
-    nothing. Without watches the night stays to be done. Raises MalformedWatchList or UnusableStore.
+    A night is done once with each watch list: a process that has a nightly.toml adds the problems
+    that a process without it, or with another, left out. With `force` it is done again. A dry run
+    writes nothing. Without watches the night stays to be done. Raises MalformedWatchList or
+    UnusableStore.
     """
     day = today or (clock or utc_now)().date()
     nights = NightStore(store, clock)
@@ -217,7 +220,7 @@ def do_round(
 
 
 def headline(summary: Mapping[str, Any]) -> str:
-    """A round's summary in one line."""
+    """Say a round's summary in one line."""
     title = f"{summary['schedule']} of {summary['date']}"
     if "skipped" in summary:
         return f"{title}: {summary['skipped']}"
@@ -234,7 +237,9 @@ def headline(summary: Mapping[str, Any]) -> str:
 
 
 def errors_of(summary: Mapping[str, Any]) -> list[Mapping[str, str]]:
-    """What a round could not do: watches that no job can be made of, and jobs not submitted."""
+    """Return the failures of a round: watches that no job can be made of, and jobs not
+    submitted.
+    """
     return [*summary.get("errors", ()), *summary.get("not_submitted", ())]
 
 
@@ -274,10 +279,10 @@ def work_of(watch_list: WatchList, store: Database, clock: Clock | None = None) 
 def _oldest(judged: Sequence[WatchStatus], count: int, nights: NightStore) -> list[JobRequest]:
     """Return for each device the `count` requests to measure again that waited for longest.
 
-    A request has waited since its result was published, or since it was last tried: one that
+    A request has waited since its result was published, or since it was last tried: a request that
     fails holds up no other. An unfinished try has its place until it ends.
     """
-    # The seed makes a new run, which measures again instead of resuming the old one. The request
+    # The seed makes a new run, which measures again instead of resuming the old run. The request
     # stays the same until it has a new result.
     since = {
         replace(one.request, seed=int(one.tuned_at.timestamp())): one.tuned_at
@@ -318,7 +323,7 @@ def _submit(
 
 
 def _pinned(request: JobRequest, workers: Sequence[WorkerStatus]) -> JobRequest:
-    """The request for one version of its engine."""
+    """Return the request for one version of its engine."""
     need = JobRequirements.of(request).newest(workers, engine_version_here(request.engine))
     return replace(request, engine=need.engine)
 
@@ -358,7 +363,7 @@ class LocalWatching:
         self._lookups = Lookups(store)
 
     def watches(self) -> Sequence[dict[str, Any]]:
-        """The watches that were added, in order of their ids."""
+        """Return the watches that were added, in order of their ids."""
         return [watch.as_json() for watch in self._nights.watches()]
 
     def add_watch(self, watch: Mapping[str, Any]) -> dict[str, Any]:
@@ -367,12 +372,12 @@ class LocalWatching:
         return self._nights.add_watch(wanted.as_json(), wanted.key, LOCAL).as_json()
 
     def remove_watch(self, watch_id: int) -> None:
-        """Remove a watch. Raises BadInput where there is none with that id."""
+        """Remove a watch. Raises BadInput if there is none with that id."""
         if not self._nights.remove_watch(watch_id):
             raise BadInput(f"there is no watch {watch_id}")
 
     def stored(self, device: str | None) -> Iterator[dict[str, Any]]:
-        """What is stored for a device, or for all, by environment and problem."""
+        """Yield the stored results of a device, or of all, by environment and problem."""
         after: tuple[int, int] | None = None
         while found := self._lookups.stored_summaries(device, after, PAGE):
             seen = self._lookups.environments({one.environment.device for one in found})
@@ -381,7 +386,7 @@ class LocalWatching:
             after = found[-1].cursor
 
     def watched(self, device: str | None) -> Iterator[dict[str, Any]]:
-        """What is watched for a device, or for all, in the watch list's order."""
+        """Yield the watched problems of a device, or of all, in the watch list's order."""
         watch_list, skip = watch_list_of(self._settings, self._nights), 0
         wanted = WatchedFilter(device)
         while rows := watched_rows(watch_list, wanted, skip, PAGE, self._lookups):
@@ -390,7 +395,7 @@ class LocalWatching:
             skip += PAGE
 
     def last_night(self) -> dict[str, Any]:
-        """The last night with its summary. Raises BadInput before the first."""
+        """Return the last night with its summary. Raises BadInput before the first."""
         night = self._nights.last()
         if night is None:
             raise BadInput("there was no night yet: run `tuner nightly run` first")
@@ -406,9 +411,9 @@ class LocalWatching:
         return do_round(self._settings, self._store, announcer, dry_run=dry_run, force=force)
 
     def nights(self, limit: int) -> Sequence[dict[str, Any]]:
-        """The newest nights with counts, the last one first."""
+        """Return the newest nights with counts, the last first."""
         return [night.as_json() for night in self._nights.counted(limit=limit)]
 
     def workers(self) -> Sequence[WorkerStatus]:
-        """The workers of the last weeks."""
+        """Return the workers of the last weeks."""
         return WorkerStore(self._store).list()

@@ -1,4 +1,4 @@
-"""The messages that wake workers, and the queues that they go to."""
+"""Send the messages that wake workers, and name the queues that they go to."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ BACKOFF_S = 5.0
 
 
 class Announces(Protocol):
-    """Something that can wake workers."""
+    """An object that can wake workers."""
 
     def announce(self, job: Job) -> None: ...
 
 
 def require_celery() -> None:
-    """Raises BadInput where the extra that speaks to the broker is not installed."""
+    """Raise BadInput if the extra that speaks to the broker is not installed."""
     if missing := [name for name in ("celery", "prometheus_client") if find_spec(name) is None]:
         raise BadInput(
             f"a service with TUNER_BROKER_URL needs {' and '.join(missing)}: "
@@ -38,15 +38,17 @@ def require_celery() -> None:
 
 
 def queue_name(device: str, priority: Priority, *, needs_gpu: bool) -> str:
-    """`tune.<DEVICE>` for workers with that GPU, `compile.<DEVICE>` for all; perhaps `.urgent`."""
+    """Return `tune.<DEVICE>` for workers with that GPU, `compile.<DEVICE>` for all; perhaps
+    `.urgent`.
+    """
     kind = "tune" if needs_gpu else "compile"
     return f"{kind}.{device}" + (".urgent" if priority is Priority.URGENT else "")
 
 
 def queue_names(gpu: LocalGpu | None, devices: Sequence[str] | None) -> list[str]:
-    """The queues of a worker with that GPU, the urgent queues first.
+    """Return the queues of a worker with that GPU, the urgent queues first.
 
-    `devices` are those whose predictions and replays it does; None: all.
+    `devices` are the devices whose predictions and replays it does; None: all.
     """
     everything = [device.name for device in known_devices()]
     others = everything if devices is None else devices

@@ -1,8 +1,8 @@
-"""The process that tunes: `python -m workers.run_job`.
+"""Run the process that tunes: `python -m workers.run_job`.
 
-It reads one lease a line from stdin, does its job, and answers with one line on stdout. It writes
-to the store under the lease. Its parent claims jobs, sends heartbeats and sees cancels. The process
-ends, with all that it has started, when its stdin ends.
+It reads a lease a line from stdin, does its job, and answers with a line on stdout. It writes to
+the store under the lease. Its parent claims jobs, sends heartbeats and sees cancels. The process
+ends, with all processes that it has started, when its stdin ends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from workers.settings import Settings, read_settings
 # These errors are about the request, and would be the same on every attempt. `do_job` handles two
 # kinds of BadInput before: another worker may have the engine, and the store may come back.
 _FINAL = (BadInput, NothingFits)
-# This worker lacks what the job needs: the engine, Triton, torch or a GPU that works.
+# This worker lacks the engine, Triton, torch or GPU that the job needs.
 _NOT_HERE = (UnknownEngine, CompilerUnavailable, MeasurerUnavailable)
 STORE_AGAIN_S = 1.0
 
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def open_database(url: str) -> Database:
-    """The store, as soon as it answers. The parent's limit ends a wait that is too long."""
+    """Open the store, as soon as it answers. The parent's limit ends a wait that is too long."""
     while True:
         try:
             return Database.open(url)
@@ -71,12 +71,12 @@ def open_database(url: str) -> Database:
 
 
 def read_lease(values: Mapping[str, Any]) -> Lease:
-    """The lease in a message from the parent."""
+    """Read the lease in a message from the parent."""
     return Lease(**{**values, "request": read_request(values["request"])})
 
 
 def do_job(lease: Lease, leases: Leases, settings: Settings) -> AttemptResult:
-    """Tune what the lease's job asks for, and publish the winners."""
+    """Tune the problem of the lease's job, and publish the winners."""
     try:
         with Workbench() as workbench:
             request = _resolved(lease.request, settings)
@@ -103,7 +103,7 @@ def do_job(lease: Lease, leases: Leases, settings: Settings) -> AttemptResult:
 
 
 def _without_path(text: str, request: JobRequest, settings: Settings) -> str:
-    """The text with the recording's name in place of its path: clients will read it."""
+    """Replace the recording's path in a text by its name: clients will read it."""
     recording = request.source.recording
     if recording is None or settings.recordings is None:
         return text

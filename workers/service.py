@@ -1,4 +1,4 @@
-"""A worker with the threads that keep it going when the broker or the database fails.
+"""Run a worker with the threads that keep it going when the broker or the database fails.
 
 Each worker is a reconciler too: it takes back jobs that make no progress, and sends the messages of
 queued jobs again.
@@ -55,7 +55,7 @@ class Overdue:
         self._watches: dict[str, Stopwatch] = {}
 
     def take_back(self) -> Sequence[Job]:
-        """Look at the held jobs, and return the ones that were taken back. Raises UnusableStore."""
+        """Look at the held jobs, and return the jobs that were taken back. Raises UnusableStore."""
         held = self._leases.held()
         now = self._clock()
         elapsed_s, self._looked_at = now - self._looked_at, now
@@ -81,9 +81,9 @@ class Overdue:
 
 
 class Reconciler:
-    """Repairs what broken processes leave behind: jobs without progress, and lost messages.
+    """Repairs the damage of broken processes: jobs without progress, and lost messages.
 
-    It also deletes what nobody asks for any more. Any number of processes may do this at once.
+    It also deletes rows that nobody asks for any more. Any number of processes may do this at once.
     """
 
     def __init__(self, leases: Leases, announcer: Announces, limits: AttemptLimits) -> None:
@@ -147,7 +147,7 @@ class Service:
         ]
 
     def start(self) -> None:
-        """Raises UnusableStore."""
+        """Start the threads. Raises UnusableStore."""
         self._registration.beat()  # a job that is posted now has a worker
         for thread in self._threads:
             thread.start()
@@ -194,7 +194,8 @@ POLL_S = 1.0  # between looks for jobs that another process put into the databas
 
 
 class EmbeddedWorker:
-    """One worker for each GPU, or one without a GPU. They are threads; jobs run in child processes.
+    """A worker for each GPU, or a worker without a GPU. They are threads; jobs run in child
+    processes.
 
     Other workers may use the same database. `gpus` defaults to the GPUs of the machine.
     """

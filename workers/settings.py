@@ -1,4 +1,4 @@
-"""The settings of the service's processes, from environment variables.
+"""Read the settings of the service's processes from environment variables.
 
 Every variable may also come from a file, as container secrets do: TUNER_BROKER_URL_FILE names a
 file that holds the value of TUNER_BROKER_URL.
@@ -22,7 +22,9 @@ _LONGEST_LIMIT_S = 7 * 86_400
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the service's database, broker and files are. Raises BadInput for invalid values."""
+    """The places of the service's database, broker and files. Raises BadInput for
+    invalid values.
+    """
 
     # Not shown: the URLs may hold passwords.
     database_url: str = field(repr=False)
@@ -46,7 +48,7 @@ class Settings:
             raise BadInput(f"TUNER_METRICS_PORT is 1024 to 65000, not {self.metrics_port}")
 
     def recording(self, name: str) -> Path:
-        """The file that `replay:name` means here. Raises BadInput for one outside the folder."""
+        """Return the file of `replay:name` here. Raises BadInput for a file outside the folder."""
         if self.recordings is None:
             return Path(name)
         path = (self.recordings / name).resolve()
@@ -56,7 +58,7 @@ class Settings:
 
 
 def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
-    """The settings of this process. Raises BadInput for an invalid value."""
+    """Return the settings of this process. Raises BadInput for an invalid value."""
     values = {
         name: read_value(f"TUNER_{name.upper()}", environ)
         for name in ("database_url", "broker_url", "broker_ca", "recordings", "nightly")
@@ -99,9 +101,9 @@ def _read_limits(environ: Mapping[str, str]) -> AttemptLimits:
 
 
 def read_value(name: str, environ: Mapping[str, str]) -> str | None:
-    """A variable, or the content of the file that NAME_FILE names; None where neither is set.
+    """Return a variable, or the content of the file that NAME_FILE names; None if neither is set.
 
-    Raises BadInput where both are set, and for a file that cannot be read.
+    Raises BadInput if both are set, and for a file that cannot be read.
     """
     if file := environ.get(f"{name}_FILE"):
         if environ.get(name):

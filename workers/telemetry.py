@@ -1,4 +1,4 @@
-"""Logs as JSON, and outages, which are logged once."""
+"""Log as JSON, and log an outage once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ outages = logging.getLogger("tuner.outages")
 
 
 class Outage:
-    """Logs once that something is away, and once that it is back. Threads may share it."""
+    """Logs once that a service is away, and once that it is back. Threads may share it."""
 
     def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._what = what
@@ -59,7 +59,7 @@ class Outage:
         self._since: float | None = None
 
     def begin(self, error: BaseException, job_id: str | None = None) -> None:
-        """It did not answer. Only an outage's first error is logged."""
+        """Note that it did not answer. Only an outage's first error is logged."""
         with self._lock:
             if self._since is not None:
                 return
@@ -68,7 +68,7 @@ class Outage:
         outages.warning("%s does not answer: %s", self._what, error, extra=extra)
 
     def end(self) -> None:
-        """It answered."""
+        """Note that it answered."""
         with self._lock:
             since, self._since = self._since, None
         if since is not None:

@@ -106,12 +106,12 @@ class Watch:
 
     @property
     def key(self) -> str:
-        """Names the watch, whatever is hidden of it."""
+        """Return the watch's name, which does not depend on its hidden problems."""
         whole = replace(self, hidden=()).as_json()
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
     def as_json(self) -> dict[str, Any]:
-        """The watch as a table of nightly.toml."""
+        """Return the watch as a table of nightly.toml."""
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in vars(self).items()
@@ -119,10 +119,11 @@ class Watch:
         }
 
     def requests(self, workers: Sequence[WorkerStatus] = ()) -> Iterator[Watched]:
-        """A job for each problem of each combination that is not hidden, and what is left out of
-        it; Unresolved where there can be none.
+        """Yield a job for each problem of each combination that is not hidden, and its parts that
+        are left out.
 
-        Problems are those of the engine's version that a job would get now.
+        Yield Unresolved if there can be no job. Problems are for the engine's version that a job
+        would get now.
         """
         here = engine_version_here(self.engine)
         choices = itertools.product(
@@ -139,7 +140,7 @@ class Watch:
                 engine = need.newest(workers, here).engine
                 combination = model, tp, ep, dtype, engine, find_device(device).name
                 jobs = _jobs(self, combination, running, minute)
-                # Results are judged by the version that a job gets where workers say so.
+                # Results are judged by the version that a job gets, if workers name a version.
                 pinned = need.pinned(workers, None).engine
             except TunerError as error:
                 name = f"{model} TP {tp} EP {ep}" + (f" {dtype}" if dtype else "")
@@ -162,8 +163,9 @@ class Watch:
         device: Device,
         running: RunningServer | None = None,
     ) -> ModelJobs:
-        """The jobs of one combination, of which the model may be the one that a server runs. Raises
-        BadInput.
+        """Return the jobs of one combination. Raises BadInput.
+
+        `running` is the server at the model's URL, if the model is a URL.
         """
         name, version = parse_spec(engine)
         flags = server_settings(self.server_args)
@@ -205,8 +207,9 @@ class Watch:
 
 @lru_cache(maxsize=64)
 def _running(url: str, _: int) -> RunningServer | TunerError:
-    """Return what a server runs, or why that is not known, asked once a minute: pages must not wait
-    again and again for a server that is away.
+    """Return the server at a URL, or why it is not known, asked once a minute.
+
+    Pages must not wait again and again for a server that is away.
     """
     try:
         return ask_listed(url)
@@ -221,8 +224,9 @@ def _jobs(
     running: RunningServer | None,
     _: int,
 ) -> ModelJobs:
-    """Return the jobs as `jobs` does, at most a minute old: pages ask for them again and again, and
-    an engine may change in place.
+    """Return the jobs as `jobs` does, at most a minute old.
+
+    Pages ask for them again and again, and an engine may change in place.
     """
     model, tp, ep, dtype, engine, device = combination
     return watch.jobs(model, tp, ep, dtype, engine, find_device(device), running)
@@ -267,20 +271,20 @@ class UnreadableWatch:
 
 @dataclass(frozen=True)
 class WatchList:
-    """What the nightly round keeps tuned."""
+    """The watches that the nightly round keeps tuned."""
 
     watches: tuple[Watch | UnreadableWatch, ...]
     revalidate: int = REVALIDATE  # oldest results to measure again, for each device and night
 
     @property
     def of_file(self) -> str:
-        """Names the watches of the nightly.toml; "" if there is none."""
+        """Return a name of the watches of the nightly.toml; "" if there is none."""
         listed = [one for one in self.watches if isinstance(one, Watch) and one.id is None]
         return WatchList(tuple(listed)).digest if listed else ""
 
     @property
     def digest(self) -> str:
-        """Equal for lists of the same requests in the same order."""
+        """Return a text that is equal for lists of the same requests in the same order."""
         said = [one.as_json() if isinstance(one, Watch) else one.id for one in self.watches]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
 
@@ -307,7 +311,7 @@ def read_watch_list(path: Path) -> WatchList:
 
 
 def watch_list_of(settings: Settings, nights: NightStore) -> WatchList:
-    """Read the watches of the file, and the ones that were added over the API.
+    """Read the watches of the file, and the watches that were added over the API.
 
     Raises MalformedWatchList for the file, which its owner can mend.
     """
@@ -324,7 +328,7 @@ def _read_stored(row: StoredWatch) -> Watch | UnreadableWatch:
 
 
 def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
-    """A watch from a table of nightly.toml or a JSON object. Raises MalformedWatchList."""
+    """Read a watch from a table of nightly.toml or a JSON object. Raises MalformedWatchList."""
     try:
         table = Table(
             dict(values) if isinstance(values, Mapping) else values, where, MalformedWatchList
@@ -355,8 +359,9 @@ def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
 
 
 def named(watch: Watch) -> Watch:
-    """The watch as it is stored: with the tables' names of its models and devices, and of the
-    servers' flags those that count. Raises BadInput.
+    """Return the watch as it is stored: with the tables' names of its models and devices.
+
+    Of the servers' flags it has the flags that count. Raises BadInput.
     """
     return replace(
         watch,
@@ -367,7 +372,7 @@ def named(watch: Watch) -> Watch:
 
 
 def model_name(text: str) -> str:
-    """A preset's name as in the table; a problem, a warning line or a server's URL as it is.
+    """Return a preset's name as in the table; a problem, a warning line or a server's URL as it is.
 
     Raises UnknownModel for anything else. A path is never opened, as the answer would tell a client
     which files the server has.
@@ -376,7 +381,9 @@ def model_name(text: str) -> str:
 
 
 def check_model(text: str) -> None:
-    """Raises UnknownModel or BadProblem for a text that names nothing to tune, however served."""
+    """Raise UnknownModel or BadProblem for a text that names nothing to tune in any way
+    of serving.
+    """
     if is_url(text):
         checked_url(text)
     elif find_family(text) is not None:
@@ -386,8 +393,9 @@ def check_model(text: str) -> None:
 
 
 def is_preset(text: str) -> bool:
-    """Whether the text can only be a preset's name: it is no problem, no warning line and no URL of
-    a running server.
+    """Say whether the text can only be a preset's name.
+
+    It is no problem, no warning line and no URL of a running server.
     """
     return find_family(text) is None and reader_of(text) is None and not is_url(text)
 

@@ -1,4 +1,4 @@
-"""A worker: claims jobs, lets a child process do them, and keeps their leases."""
+"""Run a worker: claim jobs, let a child process do them, and keep their leases."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Runner:
             )
 
     def poll(self, timeout_s: float) -> AttemptResult | None:
-        """How the job ended; None while it goes on. Waits up to `timeout_s` seconds."""
+        """Return how the job ended; None while it goes on. Waits up to `timeout_s` seconds."""
         assert self._child is not None
         try:
             answer: dict[str, Any] | None = self._child.poll(timeout_s)
@@ -85,7 +85,7 @@ class Runner:
 
 
 def _died(child: ChildProcess) -> bool:
-    """Whether a child without a job has ended, which is no fault of the next job."""
+    """Say whether a child without a job has ended, which is no fault of the next job."""
     try:
         child.poll(0)
     except ChildDied:
@@ -94,7 +94,7 @@ def _died(child: ChildProcess) -> bool:
 
 
 def child_environ(gpu: str | None) -> dict[str, str]:
-    """This process's environment for a child, which may use that GPU only; None: no GPU."""
+    """Return this process's environment for a child, which may use that GPU only; None: no GPU."""
     if gpu is None:
         return {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     return {**os.environ, "CUDA_VISIBLE_DEVICES": gpu, GPU_VARIABLE: gpu}
@@ -224,7 +224,7 @@ class Worker:
         return result
 
     def _watch(self, lease: Lease) -> AttemptResult:
-        """Keep the lease until the attempt has ended, and store how it ended."""
+        """Keep the lease until the attempt has ended, and store its outcome."""
         beaten = looked = time.monotonic()
         watch: Stopwatch | None = None
         while True:

@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from api.wrong_keys import TooManyWrong, WrongKeys
+from api.keys import TooManyWrong, WrongKeys
 from tuner.store.api_key import key_hash
 from tuner.store.keys import LASTS
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Request, Response
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from api.auth import Admin, Caller, Reader, Submitter
 from api.fields import JobId
@@ -61,10 +61,28 @@ _NUMBERS = ("tp", "ep", "seed")
 _WHOLE = re.compile(r"[0-9]{1,15}")
 
 
+# What becomes of the chosen jobs when they are cancelled.
+_ENDED, _STOPPING, _OTHERS, _OVER, _GONE = _OUTCOMES = (
+    *("cancelled", "stopped soon by its worker", "still wanted by other clients"),
+    *("already over", "deleted or not yours"),
+)
+
+
+class ShownJobs(JobPage):
+    """Which jobs to show. After a cancel, `came` has a number for each of _OUTCOMES."""
+
+    came: str = Field("", pattern=rf"^[0-9]{{1,3}}(,[0-9]{{1,3}}){{{len(_OUTCOMES) - 1}}}$")
+
+    def came_words(self) -> str:
+        """Return the numbers as words."""
+        counts = zip(self.came.split(","), _OUTCOMES, strict=bool(self.came))
+        return ", ".join(f"{count} {outcome}" for count, outcome in counts if int(count or 0))
+
+
 @router.get("")
 def show_jobs(
     request: Request,
-    wanted: Annotated[JobPage, Depends(asked(JobPage))],
+    wanted: Annotated[ShownJobs, Depends(asked(ShownJobs))],
     caller: Reader,
     api: ApiDep,
 ) -> Response:
@@ -84,6 +102,7 @@ def show_jobs(
         states=list(JobState),
         devices=devices,
         device=full_name(wanted.device or ""),
+        query={name: value for name, value in request.query_params.items() if name != "came"},
     )
 
 
@@ -92,22 +111,36 @@ def change_chosen(request: Request, form: Posted, caller: Submitter, api: ApiDep
     """Cancel or retry the jobs that are ticked. Those that it does not fit are passed over, and so
     are those that are gone or were changed by somebody faster.
     """
-    query = f"?{request.url.query}" if request.url.query else ""
+    given = [one for one in request.query_params.multi_items() if one[0] != "came"]
     ticked = list(filter(None, form.get("job", "").split(",")))
-    ends = ticked and form.get("do") == "cancel"
-    if ends and (asking := ask_first(request, form, f"jobs{query}")):
-        return asking
-    for job_id in ticked:
+    if ticked and form.get("do") == "cancel":
+        if asking := ask_first(request, form, f"jobs?{urlencode(given)}".removesuffix("?")):
+            return asking
+        came = Counter(_cancel_one(job_id, caller, api) for job_id in ticked)
+        given.append(("came", ",".join(str(came[outcome]) for outcome in _OUTCOMES)))
+    for job_id in ticked if form.get("do") == "retry" else ():
         with contextlib.suppress(UnknownJob, NotRetriable):
             job = api.jobs.get(job_id).as_json()
-            if not _owns(caller, job):
-                continue
-            if form.get("do") == "cancel":
-                everyone = _for_everyone(caller, job)
-                cancel_job(job_id, Response(), caller, api, everyone=everyone)
-            elif form.get("do") == "retry" and _may_retry(job):
+            if _owns(caller, job) and _may_retry(job):
                 retry_job(job_id, request, caller, api)
-    return go(request, f"jobs{query}")
+    return go(request, f"jobs?{urlencode(given)}".removesuffix("?"))
+
+
+def _cancel_one(job_id: str, caller: Submitter, api: Api) -> str:
+    """Withdraw from a job, or end it. Return one of _OUTCOMES."""
+    try:
+        job = api.jobs.get(job_id).as_json()
+        if JobState(job["state"]).finished:
+            return _OVER
+        if not _owns(caller, job):
+            return _GONE
+        everyone = _for_everyone(caller, job)
+        job = cancel_job(job_id, Response(), caller, api, everyone=everyone)
+    except UnknownJob:
+        return _GONE
+    if JobState(job["state"]).finished:
+        return _ENDED if job["state"] == JobState.CANCELLED.value else _OVER
+    return _STOPPING if job["cancel_requested"] else _OTHERS
 
 
 @router.get("/new")

@@ -12,13 +12,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from api.auth import Admin, Reader, caller_of, too_many_wrong
+from api.keys import TooManyWrong
 from api.pages.browser import checked_return, clear_session, is_same_origin, session_of, set_session
 from api.pages.forms import Posted, ask_first, mistakes_in, refused_in
 from api.pages.render import KEPT, go, login_form, page
 from api.requests import KeyIn
 from api.routes.service import KeyName, add_key, list_keys, revoke_key, rotate_key
 from api.state import Api, ApiDep
-from api.wrong_keys import TooManyWrong
 from tuner.errors import BadInput
 
 router = APIRouter(include_in_schema=False)

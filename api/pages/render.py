@@ -114,12 +114,11 @@ def page(
         root=root_of(request),
         version=_static()[1],
         path=request.scope["path"],
-        query=request.query_params,
         caller=caller if isinstance(caller, Caller) else None,
         session=session,
         proof=proof_of(session),
         theme=theme_of(request),
-        **values,
+        **{"query": request.query_params, **values},
     )
     return HTMLResponse(text, status, {**_HEADERS, **(headers or {})})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ from tuner.devices.table import devices
 from tuner.models.table import presets
 from tuner.store.api_key import ApiKey, parse_expiry, parse_scopes, scope_names
 from tuner.store.database import utc_now
-from tuner.targets import LeftOut, families_of
+from tuner.targets import LeftOut, families_of, not_known
 from workers.metrics import CONTENT_TYPE
 
 health = APIRouter(tags=["health"])
@@ -163,7 +164,7 @@ def plan_body(body: SubmitModel, api: Api) -> dict[str, Any]:
     notes = [note for target in asked.targets for note in target.notes]
     left_out = [note for note in notes if isinstance(note, LeftOut)]
     return {
-        **plan_of(asked, api).as_json(),
+        **replace(plan_of(asked, api), not_known=not_known(notes)).as_json(),
         "engine": asked.engine,
         "left_out": [{"what": one.what, "why": one.why} for one in left_out],
         "notes": in_api_words(note for note in notes if not isinstance(note, LeftOut)),

@@ -7,9 +7,20 @@ import pytest
 from typer.testing import CliRunner
 
 from tuner.cli.commands import app
-from tuner.devices.here import VISIBLE, card_to_check_or_here, device_or_here, gpu_to_measure_on
+from tuner.devices.here import (
+    VISIBLE,
+    card_to_check_or_here,
+    device_or_here,
+    gpu_of_kind,
+    gpu_to_measure_on,
+)
+from tuner.devices.table import find_device
 from tuner.errors import BadInput, UnknownDevice
 
+MIXED = (
+    "#!/bin/sh\ncase $1 in\n*uuid*) printf 'GPU-a1\\nGPU-b2\\nGPU-c3\\n';;\n"
+    "*) printf 'NVIDIA H200\\nNVIDIA L40S\\nNVIDIA H200\\n';;\nesac\n"
+)
 TUNE = ("tune", "deepseek-r1", "--tp", "3")
 
 
@@ -102,10 +113,7 @@ def test_an_unknown_gpu_here_is_checked_by_its_compute_capability(smi, tmp_path,
     ],
 )
 def test_the_gpu_to_measure_on_says_for_which_kind(smi, monkeypatch, visible, words, said):
-    smi.write_text(
-        "#!/bin/sh\ncase $1 in\n*uuid*) printf 'GPU-a1\\nGPU-b2\\nGPU-c3\\n';;\n"
-        "*) printf 'NVIDIA H200\\nNVIDIA L40S\\nNVIDIA H200\\n';;\nesac\n"
-    )
+    smi.write_text(MIXED)
     smi.chmod(0o755)
     if visible is not None:
         monkeypatch.setenv(VISIBLE, visible)
@@ -132,6 +140,25 @@ def test_what_cuda_visible_devices_names_is_measured_on_as_it_is(
     if visible is not None:
         monkeypatch.setenv(VISIBLE, visible)
     assert gpu_to_measure_on(number) == taken
+
+
+@pytest.mark.parametrize(
+    ("card", "visible", "taken"),
+    [
+        ("L40S", None, "1"),
+        ("H200", None, "0"),
+        ("H200", "1,2", "2"),
+        ("L40S", "0,2", None),
+        ("L40S", "GPU-b", "1"),
+        ("H100", None, None),
+    ],
+)
+def test_results_are_measured_on_a_gpu_of_their_kind(smi, monkeypatch, card, visible, taken):
+    smi.write_text(MIXED)
+    smi.chmod(0o755)
+    if visible is not None:
+        monkeypatch.setenv(VISIBLE, visible)
+    assert gpu_of_kind(find_device(card)) == taken
 
 
 def test_a_gpu_behind_a_wrong_name_is_not_visible(smi, monkeypatch):

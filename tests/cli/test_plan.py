@@ -51,7 +51,7 @@ def test_a_shipped_file_for_another_triton_and_the_next_command_are_told(env):
     words = ("--tp", "16", "--device", "H200", "--engine", "sglang==0.5.16")
     done = run("plan", "kimi-k2", *words, env=env)
     said = " ".join(done.stdout.split())
-    assert "was tuned with Triton 3.3.1, and this release runs another one" in said
+    assert "was tuned with Triton 3.3.1, and this release runs another Triton" in said
     served = "--device H200 --tp 16 --engine sglang==0.5.16"
     assert f"tuner tune kimi-k2 {served} --all" in done.stderr
     plan = planned(env, "deepseek-r1", "--tp", "8", "--engine", "sglang==0.5.16")
@@ -172,6 +172,21 @@ def test_where_no_server_reads_a_file_nothing_is_tuned(env):
     tuned = run("tune", *words, "--all", "--measure", "predict", "--json", env=env)
     assert (tuned.returncode, json.loads(tuned.stdout)) == (0, {"reports": []})
     assert first in tuned.stderr.splitlines()
+
+
+def test_a_broken_config_is_no_reason_to_leave_everything_as_it_is(env, tmp_path):
+    """FlashAttention 3 runs its attention on Hopper, and how many experts it has is not said."""
+    config = json.loads((ROOT / "tests/data/dense_models/qwen3-8b/config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_experts_per_tok": 8}))
+    plan = run("plan", tmp_path, "--device", "H100", env=env)
+    assert plan.stdout.startswith("not known: too little could be read of a fused-MoE layer;")
+    assert "how many experts" in plan.stderr and "not a mixture" not in plan.stderr
+
+
+def test_a_dense_model_is_not_said_to_lack_experts(env):
+    plan = run("plan", ROOT / "tests/data/dense_models/qwen3-8b", "--device", "H100", env=env)
+    assert plan.stdout.startswith("leave everything as it is")
+    assert "experts" not in plan.stderr
 
 
 def test_a_cluster_file_names_engine_model_ranks_and_flags(env):

@@ -21,7 +21,7 @@ from bundle_cases import CAPTURES, CASES, EXAMPLES, build, example, files_of, fi
 from checkpoints import config_json
 from commands import tuner
 
-from api.key_policy import KeyPolicy
+from api.keys import KeyPolicy
 from api.serve import _greeting
 from tuner.cli.remedy import write_remedy
 from tuner.diagnose.explanation import filled

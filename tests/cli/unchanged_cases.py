@@ -190,7 +190,7 @@ def checked(run: Run) -> None:
 
 
 def amd(run: Run) -> None:
-    """An AMD card: its sidecars say that the model was never held against one."""
+    """An AMD card: its sidecars say that the model was never compared with one."""
     for spec, size in ((INT8_LAYER, "64"), (GEMM, "24")):
         run.tuner(*_predict(spec, "MI300X"), "--batch-sizes", size)
     run.export("MI300X", "out", "--allow-predicted", "--server-args", "SGLANG_USE_AITER=0")

@@ -199,6 +199,8 @@ class Lines(logging.Handler):
 
 def main() -> None:
     engine, version, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    if engine == "sglang":  # whose decorators import it: once here, and not in each scenario
+        importlib.import_module("torch._dynamo")
     torch.cuda.get_device_name = lambda *_: "NVIDIA H200"
     triton.__version__ = "3.6.0"
     for name, settings in json.loads(sys.argv[4]).items():

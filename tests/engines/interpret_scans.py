@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import torch
 import triton
 import triton.language as tl
-from triton.runtime.interpreter import interpreter_builder
 
 from tuner.devices.target import cuda_target
 from tuner.engines.engine import find_engine
@@ -115,8 +114,6 @@ def check_strides(binding, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def main() -> None:
-    # To look for overflows of each product takes half of the time.
-    object.__setattr__(interpreter_builder.options, "sanitize_overflow", False)
     engine, family, folder = sys.argv[1:]
     kernels = scan_engine(find_engine(engine), family).lift()
     module = load_lifted(kernels.lifted.write(Path(folder)))

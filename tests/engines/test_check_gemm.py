@@ -111,6 +111,18 @@ def test_a_models_gemms_are_checked_as_the_engine_runs_them() -> None:
     assert not found.warnings
 
 
+def test_a_kernel_that_does_not_run_is_not_judged() -> None:
+    """Without a file, this release runs CUTLASS for fp8 with a scale for each channel."""
+    problem = parse_dense_gemm("channel_gemm:N=5120,K=5120,dtype=fp8_w8a8")
+    found = check_problems([problem], L40S, ENGINE)
+    assert not found.entries
+    text = " ".join(found.as_text().split())
+    assert f"{problem.spec()}: without a file, sglang 0.5.23 runs CUTLASS" in text
+    assert text.endswith("0 entries on NVIDIA_L40S: none was checked")
+    (runs,) = found.as_json()["runs"]
+    assert runs["kernels"][0]["backend"] == "cutlass"
+
+
 def test_names_of_other_families_are_not_claimed() -> None:
     assert claims(BLOCKS, ENGINE)
     assert claims(CHANNELS, ENGINE)

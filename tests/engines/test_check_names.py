@@ -215,7 +215,7 @@ def test_a_name_without_a_gpu_is_never_read(tmp_path, compile_cache):
     name = "E=8,N=64,device_name=.json"
     code, (one,), _ = checked_json(tmp_path / name, "--device", "H200", "--engine", OF_SGLANG)
     assert code == 1
-    assert f"{name} is never read: its name has none of a GPU" in one["why"]
+    assert f"{name} is never read: its name has no GPU" in one["why"]
 
 
 @pytest.mark.parametrize(

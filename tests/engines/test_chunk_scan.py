@@ -51,6 +51,15 @@ def kernels_of(engine: str) -> ScanKernels:
 # Kernels
 
 
+@pytest.mark.parametrize("engine", only([CONSTANTS], [CONSTANTS, CHOOSING]))
+def test_each_configuration_is_right_for_prompts_that_continue(engine):
+    """sglang runs other variants of the kernels for them, with the same configurations."""
+    rows = interpreted("interpret_continued.py", engine)
+    assert {row["kernel"] for row in rows} == {part.value for part in SsdKernel}
+    for row in rows:
+        assert row["error"] < 4e-3, row  # the rounding of float16, of the whole chain
+
+
 @pytest.mark.parametrize("engine", only([CONSTANTS, VLLM], ENGINES))
 def test_the_kernels_scan_as_the_reference_does(engine, tmp_path):
     errors = interpreted("interpret_scans.py", engine, "chunk_scan", tmp_path)

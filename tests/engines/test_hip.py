@@ -320,7 +320,7 @@ def test_a_prediction_says_that_the_model_never_saw_such_a_card(  # type: ignore
     with ResultStore.open("sqlite://") as store:
         report = tuned(asked, store)
         stored = store.winners(device=MI300X.name, engine="sglang", problem=problem)
-    caveat = "The model that predicted these times was never held against a card of AMD's."
+    caveat = "The model that predicted these times was never compared with a card of AMD's."
     assert report.as_text().endswith(caveat)
     assert report.as_json()["caveat"] == caveat
     predicted = [winner.entry for winner in stored if winner.entry.status is Status.PREDICTED]

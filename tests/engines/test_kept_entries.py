@@ -156,7 +156,7 @@ def test_such_a_file_is_named_and_tried_whatever_the_source(source: Source) -> N
     prepared = prepare(asked(INT8, L40S, source))
     (note,) = prepared.notes
     assert "triton_3_1_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8.json" in note
-    assert note.endswith("kept where they can run" if source is PREDICT else "tried")
+    assert note.endswith("kept if they can run" if source is PREDICT else "tried")
     goal = prepared.goal(KnownBefore())
     tried = {(one.point, one.config) for one in goal.incumbent_candidates()}
     assert tried >= set(goal.trusted.items()) and goal.trusted

@@ -354,7 +354,7 @@ def test_the_engine_s_own_file_is_not_a_tuned_one(tmp_path: Path) -> None:
     shipped = tuned_lines(f"{PACKAGE}/triton_3_6_0")
     proof = proved(tmp_path, [USING.format("IB"), *shipped, READY])
     assert {load.origin for load in proof.loads} == {FileOrigin.SHIPPED.value}
-    assert f"{NAME}: the engine's own file was loaded, not a tuned one" in proof.problems()
+    assert f"{NAME}: the engine's own file was loaded, not a tuned file" in proof.problems()
     assert "shipped         fused_moe" in render_proof(proof)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from benchmark_scripts import load_script
-from cases import FP8, FP8_RECORDING, H200, tuned
+from cases import FP8, FP8_RECORDING, H200, ROOT, tuned
 
 from benchmarks.shelf_list import wanted_problems
 from tuner.devices.table import find_device
@@ -66,6 +68,16 @@ def test_what_is_measured_is_not_measured_again(tmp_path: Path) -> None:
         tuned(REQUEST, store)
         left = shelf._missing(store, wanted, *args)
     assert [one.problem for one in wanted if one not in left] == [FP8]
+
+
+@pytest.mark.parametrize("limit_s", [0, 0.3])  # the processes start for longer than that
+def test_the_end_of_its_time_is_no_traceback(tmp_path: Path, limit_s: float) -> None:
+    words = ["--engine", "sglang==0.5.16", "--device", "H100", "--measure", "predict"]
+    words += ["--first", "2", "--limit-s", str(limit_s)]
+    command = [sys.executable, "-m", "benchmarks.shelf", str(tmp_path), *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "0 problems measured, 2 left" in done.stdout
 
 
 def test_a_run_goes_to_another_store_as_json(tmp_path: Path) -> None:

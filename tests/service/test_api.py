@@ -117,7 +117,7 @@ class TestSubmit:
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            ({"device": "Voodoo 2"}, "GET /v1/devices lists the known ones"),
+            ({"device": "Voodoo 2"}, "GET /v1/devices lists the known GPUs"),
             ({"model": "zzzzzzzz"}, "GET /v1/models lists the presets"),
             ({"dtype": "int8_w8a9"}, "did you mean 'int8_w8a8'?"),
             ({"gemms": ["upp"]}, "gemms/0: Input should be 'up' or 'down'; did you mean 'up'?"),

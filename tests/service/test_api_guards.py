@@ -15,7 +15,7 @@ from limits import RateLimitItemPerHour
 from servers import started_redis
 from worker_processes import wait_for
 
-from api.key_policy import check_keys
+from api.keys import check_keys
 from api.limits import Pace
 from api.settings import ApiSettings, read_api_settings
 from tuner.errors import BadInput
@@ -67,7 +67,7 @@ class TestKeys:
             server.call("GET", "/v1/jobs", headers=headers).problem(401)
 
     def test_a_revoked_key_is_soon_refused(self, server, keys, monkeypatch):
-        monkeypatch.setattr("api.known_keys.FRESH_S", 0.1)
+        monkeypatch.setattr("api.keys.FRESH_S", 0.1)
         key = keys.add("team", Scope.READ)
         assert server.call("GET", "/v1/jobs", key=key).status == 200
         keys.revoke("team")

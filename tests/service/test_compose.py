@@ -26,6 +26,7 @@ from worker_processes import wait_for as wait_until
 
 from api.settings import read_api_settings
 from tuner.devices.here import VISIBLE
+from tuner.engines.engine import find_engine
 from tuner.errors import BadInput
 from tuner.files import parse_toml
 from tuner.measure import gpu_lock
@@ -199,6 +200,27 @@ def test_the_dockerfiles_copy_what_is_there(name):
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().split() if line[0] == "!"}
     assert copied <= kept  # what .dockerignore leaves out cannot be copied
     assert re.findall(r"^USER (\w+)$", text, re.MULTILINE)[-1] == "10001"
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_image_has_the_engine_releases_that_it_is_built_for(tmp_path, broken):
+    """A release that cannot be added ends the build."""
+    text = (ROOT / "docker" / "api.Dockerfile").read_text()
+    (release,) = re.findall(r"^ARG ENGINE=(\S+)$", text, re.MULTILINE)
+    assert find_engine(release).version == release.partition("==")[2]
+    (loop,) = re.findall(r"^RUN (for (?:.*\\\n)+.*)$", text, re.MULTILINE)
+    tuner = tmp_path / "tuner"
+    tuner.write_text(f'#!/bin/sh\necho "$@"\n! {str(broken).lower()}\n')
+    tuner.chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-c", loop.replace("/opt/tuner/bin/tuner", str(tuner))],
+        env={"ENGINE": f"{release} vllm==0.33.0", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+    )
+    added = [release] if broken else [release, "vllm==0.33.0"]
+    assert done.stdout == "".join(f"list engines --no-triton --add {one}\n" for one in added)
+    assert done.returncode == broken
 
 
 def test_secrets_are_made_once_and_are_the_owners(secrets):

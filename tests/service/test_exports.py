@@ -6,6 +6,7 @@ import shutil
 import tarfile
 import tempfile
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -218,12 +219,26 @@ class TestMadeOnce:
     def test_only_the_newest_are_kept(self, sqlite_url, monkeypatch, making):
         with ResultStore.open(sqlite_url) as opened:
             fill(opened, EXTEND)
-        monkeypatch.setattr(exports, "KEPT", 1)
+        monkeypatch.setattr(exports, "_held", lambda found: 1)
+        monkeypatch.setattr(exports, "KEPT_BYTES", 1)
         predicted = f"{PATH}&allow_predicted=true"
         with serving_readers(sqlite_url) as running:
             for path in (PATH, predicted, predicted, PATH):
                 assert running.call("GET", path).status == 200
         assert making.times == 3  # one is kept: the one that was asked for last
+
+    def test_what_is_kept_takes_little_memory(self, one_server):
+        """Archives hold all files of the engine, and a client may ask for ever new settings."""
+        lengths = [len(one_server.call("GET", PATH).body)]
+        tracemalloc.start()
+        try:
+            for size in range(4):
+                flag = f"%20--chunked-prefill-size%20{1024 + size}"
+                lengths.append(len(one_server.call("GET", PATH + flag).body))
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert kept < sum(lengths[1:]) / 2
 
 
 @pytest.fixture(scope="module")

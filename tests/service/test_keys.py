@@ -11,9 +11,8 @@ import pytest
 from databases import both_databases
 from sqlalchemy import event
 
-from api import wrong_keys
-from api.known_keys import KnownKeys
-from api.wrong_keys import TooManyWrong
+from api import keys as api_keys
+from api.keys import KnownKeys, TooManyWrong
 from tuner.errors import BadInput
 from tuner.store.api_key import KeyState, Scope, key_hash, parse_expiry, parse_scopes
 from tuner.store.keys import Ensured, KeyStore
@@ -367,7 +366,7 @@ class TestKnownKeys:
         asyncio.run(run())
 
     def test_many_are_logged_as_one_line_for_an_address(self, keys, monkeypatch, caplog):
-        monkeypatch.setattr(wrong_keys, "WINDOW_S", 0.01)
+        monkeypatch.setattr(api_keys, "WINDOW_S", 0.01)
 
         async def run() -> None:
             summed_up = asyncio.Event()
@@ -378,9 +377,9 @@ class TestKnownKeys:
                         summed_up.set()
 
             watch = Watch()
-            wrong_keys.log.addHandler(watch)
+            api_keys.log.addHandler(watch)
             try:
-                wrong = wrong_keys.WrongKeys(lambda: 0.0)
+                wrong = api_keys.WrongKeys(lambda: 0.0)
                 for _ in range(50):
                     wrong.add("::1", "/v1/jobs")
                 wrong.add("::1:0:0:0:1", "/v1/jobs")
@@ -389,7 +388,7 @@ class TestKnownKeys:
                 await asyncio.wait_for(summed_up.wait(), 60)
                 assert not wrong.too_many("::1")  # the count has begun again
             finally:
-                wrong_keys.log.removeHandler(watch)
+                api_keys.log.removeHandler(watch)
 
         with caplog.at_level(logging.WARNING, "tuner.api.auth"):
             asyncio.run(run())

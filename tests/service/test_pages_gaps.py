@@ -131,6 +131,7 @@ def test_without_scripts_a_page_asks_before_it_ends_several_jobs_or_begins_a_nig
     assert server.call("GET", path).json["state"] == "queued"
     done = visitor.post("/jobs/chosen?state=queued", {"job": job_id, "do": "cancel"})
     assert (done.status, server.call("GET", path).json["state"]) == (303, "cancelled")
+    assert done.headers["location"].endswith("jobs?state=queued&came=1%2C0%2C0%2C0%2C0")
     again = visitor.post("/jobs/chosen", {**form, "do": "retry"})  # which ends nothing
     assert (again.status, server.call("GET", path).json["state"]) == (303, "queued")
     server.call("POST", f"{path}/cancel")
@@ -143,6 +144,20 @@ def test_without_scripts_a_page_asks_before_it_ends_several_jobs_or_begins_a_nig
     assert server.call("GET", "/v1/nights").json == before
     assert visitor.post("/nights", {"force": "true"}).status == 303
     assert server.call("GET", "/v1/nights").json != before
+
+
+def test_a_page_says_how_many_of_the_chosen_jobs_were_cancelled(
+    server: Server, visitor: Visitor
+) -> None:
+    """One of three was over, and one was deleted meanwhile."""
+    ids = [server.submit(seed=seed)["id"] for seed in (21, 22, 23)]
+    for job_id in ids[1:]:
+        server.call("POST", f"/v1/jobs/{job_id}/cancel")
+    server.call("DELETE", f"/v1/jobs/{ids[2]}")
+    done = visitor.post("/jobs/chosen?state=cancelled", {"job": ",".join(ids), "do": "cancel"})
+    html = visitor.open("/jobs" + done.headers["location"].partition("jobs")[2])
+    assert "Of the chosen jobs: 1 cancelled, 1 already over, 1 deleted or not yours." in html
+    assert "came=" not in html  # of no link: the next page has its own
 
 
 def test_an_empty_list_leads_on(visitor: Visitor) -> None:

@@ -16,10 +16,10 @@ from fastapi.routing import APIRoute
 from test_pages import SCRIPT
 from visitor import FORM, Visitor
 
+from api.keys import MOST_WRONG, TooManyWrong
 from api.pages import compare, coverage, exports, fleet, jobs, login, render, results
 from api.pages.browser import VALID_S, LoginLinks, checked_return
 from api.settings import ApiSettings
-from api.wrong_keys import MOST_WRONG, TooManyWrong
 from tuner.errors import BadInput
 from tuner.store.api_key import key_hash
 from tuner.store.database import Database
@@ -99,6 +99,11 @@ class TestSessions:
             # A cookie that a plain page could have set does not count behind TLS.
             other = "http" if secure else "https"
             assert visitor.send("GET", "/jobs", X_Forwarded_Proto=other).status == 303
+
+    def test_the_page_says_where_a_key_comes_from(self, server: Server) -> None:
+        page = server.call("GET", "/login", key="", headers={"Accept": "text/html"}).body.decode()
+        assert "<code>tuner admin keys create NAME</code> makes another" in page
+        assert "ask whoever runs this service for a key" in page
 
     def test_what_is_no_key_is_refused_and_guessing_is_slowed(
         self, server: Server, keys: KeyStore

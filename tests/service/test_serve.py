@@ -24,7 +24,7 @@ from tiers import only
 from typer.testing import CliRunner
 from worker_processes import wait_for
 
-from api.key_policy import check_keys
+from api.keys import check_keys
 from api.serve import listen
 from api.settings import ApiSettings
 from tuner.cli.commands import app
@@ -459,6 +459,6 @@ def test_a_key_is_ensured_from_a_file(env, tmp_path):
     assert code == 0 and "the one before is refused from now on" in text
     tuner(env, "admin", "keys", "revoke", "admin", "--force")
     code, text = said("b" * 40)
-    assert code == 2 and "make a new one" in text and "rotate admin_key" in text
+    assert code == 2 and "make a new key" in text and "rotate admin_key" in text
     assert said("c" * 40) == (0, "admin, whose key was revoked, has a new key")
     assert said("short")[0] == 2

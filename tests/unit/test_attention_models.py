@@ -193,7 +193,7 @@ class TestProblems:
 
 class TestNotes:
     def test_latent_attention_says_when_each_form_runs(self):
-        assert any("192/128 where nothing is" in n for n in resolve_attention("kimi-k2").notes)
+        assert any("192/128 if not" in n for n in resolve_attention("kimi-k2").notes)
 
     def test_splits_are_chosen_where_a_server_can_be_given_them(self):
         h200 = find_device("H200")

@@ -157,4 +157,4 @@ def test_a_release_of_which_only_an_end_is_known_is_asked_for(tmp_path):
     old = MISSING.replace(FOLDER, "/opt/sglang/srt/layers/moe/fused_moe_triton/configs")
     found = proof(tmp_path, START, old)
     assert found.as_dict()["commands"] == []
-    assert "before sglang 0.4.7, and newer ones look for other files" in found.steps()[0]
+    assert "before sglang 0.4.7, and newer releases look for other files" in found.steps()[0]

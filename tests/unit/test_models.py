@@ -132,7 +132,7 @@ class TestConfigJson:
         )
         found = models.problems(parse_model(data, "x"), Serving(tp=4))
         assert [(one.E, one.N) for one in found.problems] == [(64, 384), (64, 128)]
-        assert "experts for text are 1536 wide, those for images 512" in found.notes
+        assert "experts for text are 1536 wide, experts for images 512" in found.notes
         target = TuningTarget(find_family("fused_moe:E=1"), found.problems, (), True)
         with pytest.raises(BadInput, match="name fused_moe:E=64,N=384.* and fused_moe:E=64,N=128"):
             only_problem(target)
@@ -227,7 +227,11 @@ class TestConfigJson:
             (b"[" * 100_000, "nested too deeply"),
             (b'{"a": NaN}', "NaN is not a number"),
             (b'{"a": ' + b"9" * 10_000 + b"}", "not JSON"),
-            (config(num_experts=None), "not a mixture-of-experts model"),
+            (config(num_experts=None), "does not say how many experts there are"),
+            (config(num_experts_per_tok=None), "it names no top_k of its experts"),
+            (config(hidden_size=None), "it names no hidden of its experts"),
+            (config(moe_intermediate_size=None, intermediate_size=6144), "no intermediate of its"),
+            (config(num_experts=[8, 16]), "num_experts differs between layers"),
             (config(num_experts="128"), "num_experts should be a whole number"),
             (config(num_experts=True), "num_experts should be a whole number"),
             (config(num_experts=1e9), "num_experts should be a whole number"),
@@ -243,6 +247,21 @@ class TestConfigJson:
             parse_experts(data, "x")
         assert words in str(caught.value)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            {"num_experts": 0},
+            {
+                "num_experts": None,
+                "num_experts_per_tok": None,
+                "architectures": ["Qwen3ForCausalLM"],
+            },
+        ],
+    )
+    def test_a_model_without_experts_is_no_malformed_model(self, words):
+        with pytest.raises(LacksLayers, match="has no experts .*: not a mixture-of-experts model"):
+            parse_experts(config(**words), "x")
 
     def test_files_that_cannot_be_read(self, tmp_path):
         with pytest.raises(MalformedCheckpoint, match="No such file"):
@@ -497,15 +516,15 @@ def test_a_problem_is_taken_as_it_is():
 @pytest.mark.parametrize(
     ("model", "dtype", "says", "never"),
     [
-        ("qwen3-30b-a3b", Dtype.FP8_W8A8, "qwen3-30b-a3b-fp8 has blocks of 128x128: name it", ""),
-        ("glm-4.6", Dtype.FP8_W8A8, "glm-4.6-fp8 has a scale for each channel: name it", ""),
-        ("deepseek-r1", Dtype.INT8_W8A8, "int8 has a scale for each channel, as it", "name it"),
+        ("qwen3-30b-a3b", Dtype.FP8_W8A8, "qwen3-30b-a3b-fp8 has blocks of 128x128: name that", ""),
+        ("glm-4.6", Dtype.FP8_W8A8, "glm-4.6-fp8 has a scale for each channel: name that", ""),
+        ("deepseek-r1", Dtype.INT8_W8A8, "no blocks, like deepseek-r1-channel-int8;", "name that"),
         ("kimi-k2-thinking", Dtype.FP8_W8A8, "is int4_w4a16 in groups of 32;", "name it"),
     ],
 )  # fmt: skip
 def test_another_dtype_than_the_checkpoints_says_what_is_assumed(model, dtype, says, never):
     found = problems_of(models, model, Serving(tp=2, dtype=dtype))
-    (note,) = [note for note in found.notes if "taken" in note]
+    (note,) = [note for note in found.notes if "tuned with" in note]
     assert "no blocks" in note and says in note
     assert [problem.block_shape for problem in found.problems] == [None]
     assert "--block-shape 128x128" in note and not (never and never in note)
@@ -515,12 +534,11 @@ def test_another_dtype_than_the_checkpoints_says_what_is_assumed(model, dtype, s
 def test_weight_only_types_have_groups_and_a_scale_for_each_channel():
     def taken(**options) -> Note:
         serving = Serving(tp=2, dtype=Dtype.INT8_W8A16, options=options)
-        (note,) = [
-            one for one in problems_of(models, "llama-4-scout", serving).notes if "taken" in one
-        ]
+        found = problems_of(models, "llama-4-scout", serving)
+        (note,) = [note for note in found.notes if "tuned with" in note]
         return note
 
-    assert "taken with a scale for each channel and no groups; for a checkpoint with" in taken()
+    assert "tuned with a scale for each channel and no groups; for a checkpoint with" in taken()
     assert "--block-shape 0x128" in taken() and "block_shape=[0, 128]" in taken().api
     assert taken(block_shape=(0, 64)).endswith("int8_w8a16 is tuned with groups of 64, as asked")
 
@@ -531,6 +549,6 @@ def test_the_checkpoints_own_dtype_and_blocks_that_are_asked_for_need_no_such_wo
     asked = Serving(tp=2, dtype=Dtype.FP8_W8A8, options={"block_shape": (128, 128)})
     found = problems_of(models, "qwen3-30b-a3b", asked)
     assert found.problems[0].block_shape == (128, 128)
-    assert not [note for note in own.notes if "taken" in note]
-    (note,) = [note for note in found.notes if "taken" in note]
+    assert not [note for note in own.notes if "tuned with" in note]
+    (note,) = [note for note in found.notes if "tuned with" in note]
     assert note.endswith("is tuned with blocks of 128x128, as asked")

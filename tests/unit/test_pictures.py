@@ -119,7 +119,7 @@ class TestRows:
         line = summary_line(winners)
         assert line.startswith("1.99x as fast (geometric mean of 3 sizes), best 2.00x")
         assert "predicted" in line
-        assert "No time" in summary_line([])
+        assert "No size" in summary_line([])
 
 
 class TestCharts:

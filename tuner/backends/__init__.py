@@ -1,6 +1,7 @@
-"""Kernel libraries that an engine may run instead of its Triton kernels, measured beside them.
+"""Measure the kernel libraries that an engine may run instead of its Triton kernels.
 
-`registry` names them and imports none, so that any process may ask it. `operands` says what a call
-reads and writes. Each other module is one library. Only the process that owns a GPU imports these:
-a library may take seconds to import and compile its kernels, and a fault in it ends the process.
+`registry` names them and imports none, so that any process may use it. `operands` defines the
+tensors that a call reads and writes. Each other module is one library. Only the process that owns a
+GPU imports these: a library may take seconds to import and compile its kernels, and a fault in it
+ends the process.
 """

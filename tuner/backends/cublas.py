@@ -1,6 +1,6 @@
-"""cuBLAS through torch: fp8 with scales for rows or blocks, and int8.
+"""Run cuBLAS through torch: fp8 with scales for rows or blocks, and int8.
 
-torch's fp8 product with scales for rows is CUTLASS's. It is what an engine gets that calls torch.
+torch's fp8 product with scales for rows is CUTLASS's. An engine that calls torch gets it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CUTLASS's kernels as engines ship them: `sgl_kernel`, or vLLM's custom operations."""
+"""Run CUTLASS's kernels as engines ship them: `sgl_kernel`, or vLLM's custom operations."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _call(one: GemmOperands, multiply: Callable[..., Tensor]) -> Call:
 
 
 def _function(one: GemmOperands) -> Callable[..., Tensor]:
-    """The function of the first package that has one. Raises Unsupported where none has."""
+    """Return the function of the first package that has it. Raises Unsupported if none has."""
     name = "fp8_scaled_mm" if one.fp8 else "int8_scaled_mm"
     if one.block is not None:
         name = "fp8_blockwise_scaled_mm"

@@ -1,4 +1,4 @@
-"""DeepGEMM: `deep_gemm`, which the packages deep-gemm and sgl-deep-gemm have.
+"""Run DeepGEMM: `deep_gemm`, which the packages deep-gemm and sgl-deep-gemm have.
 
 It compiles a kernel at the first call that needs it, with nvcc.
 """

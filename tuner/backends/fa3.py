@@ -1,4 +1,4 @@
-"""FlashAttention 3, which sgl_kernel, vLLM and its own package have, over a cache in pages."""
+"""Run FlashAttention 3 of sgl_kernel, vLLM or its own package, over a cache in pages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Run = Callable[[AttentionOperands], Tensor]
 
 
 def _with_cache(module: Any, first: AttentionOperands) -> Run:  # noqa: ANN401 (a module)
-    """For sgl_kernel and FlashAttention's own package."""
+    """Return the call of sgl_kernel and FlashAttention's own package."""
     own = module.__name__ == "flash_attn_interface"
     need(not (own and first.sinks is not None), "flash_attn_interface takes no sinks")
     more: dict[str, Any] = {} if own else {"sinks": first.sinks}
@@ -58,7 +58,7 @@ def _with_cache(module: Any, first: AttentionOperands) -> Run:  # noqa: ANN401 (
 
 
 def _metadata(module: Any, first: AttentionOperands) -> Tensor | None:  # noqa: ANN401 (a module)
-    """What sglang prepares once for all layers of a decode step."""
+    """Return the metadata that sglang prepares once for all layers of a decode step."""
     if not hasattr(module, "get_scheduler_metadata") or first.window:
         return None
     found: Tensor = module.get_scheduler_metadata(
@@ -107,8 +107,9 @@ def _vllm(module: Any, first: AttentionOperands) -> Run:  # noqa: ANN401 (a modu
 
 
 def _tensors(one: AttentionOperands) -> dict[str, Tensor]:
-    """The caches in pages of one token. Latent attention passes the columns that have positions
-    apart from those that have none.
+    """Return the caches in pages of one token.
+
+    Latent attention passes the columns that have positions apart from the columns that have none.
     """
     if not one.latent:
         caches = {"k_cache": one.k_cache.unsqueeze(1), "v_cache": one.v_cache.unsqueeze(1)}

@@ -1,8 +1,8 @@
-"""FlashInfer, which compiles its kernels at the first call that needs them.
+"""Run FlashInfer, which compiles its kernels at the first call that needs them.
 
-On Hopper, prefill runs its kernels of FlashAttention 3's class, and elsewhere those of
-FlashAttention 2's. Decode runs FlashAttention 2's, with tensor cores where four or more query heads
-share a key head, as sglang runs it.
+On Hopper, prefill runs its kernels of FlashAttention 3's class, and elsewhere its kernels of
+FlashAttention 2's class. Decode runs FlashAttention 2's, with tensor cores if four or more query
+heads share a key head, as sglang runs it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tuner.backends.operands import AttentionOperands, Call, need, this_target
 
-WORKSPACE_BYTES = 1 << 29  # what sglang gives it for Qwen models
+WORKSPACE_BYTES = 1 << 29  # sglang's size for Qwen models
 TENSOR_CORES_FROM = 4  # query heads that share a key head
 LATENT = (576, 512)  # columns of keys and values
 
@@ -132,5 +132,5 @@ def _architecture() -> str:
 
 @cache
 def _workspace() -> Tensor:
-    """Zeros at first, as the decode kernels ask for."""
+    """Allocate zeros, because the decode kernels need zeros at first."""
     return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")

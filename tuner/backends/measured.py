@@ -1,4 +1,4 @@
-"""What was measured of tuned Triton beside the libraries that servers run instead."""
+"""Compare tuned Triton with the libraries that servers run instead, by measured races."""
 
 from __future__ import annotations
 

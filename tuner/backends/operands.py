@@ -1,8 +1,8 @@
-"""What a library's call reads and writes, and how a library says no. Imports torch.
+"""Define the operands of a library's call, and its refusal. Imports torch.
 
 A module of this package has a function for each kind of operands that it takes: `gemm(batch)` or
-`attention(batch)`. `batch` has the operands of several launches, which differ in nothing but where
-their tensors lie. The function prepares what an engine prepares before a layer runs, such as
+`attention(batch)`. `batch` has the operands of several launches, which differ only in their
+tensors' addresses. The function does the work that an engine does before a layer runs, such as
 another layout of scales, and returns a `Call` for each. A call is captured in a CUDA graph.
 """
 
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from tuner.devices.target import cuda_target
 
-# Runs the library on the current stream. It returns the tensor with the results, which is `out`
-# where the library can be told to write there.
+# Runs the library on the current stream. It returns the tensor with the results, which is `out` if
+# the library can be told to write there.
 Call = Callable[[], Tensor]
 
 
@@ -27,7 +27,7 @@ class Unsupported(Exception):
 
 
 def need(condition: bool, why: str) -> None:
-    """Raise Unsupported where a condition of the library does not hold."""
+    """Raise Unsupported if a condition of the library does not hold."""
     if not condition:
         raise Unsupported(why)
 
@@ -94,27 +94,27 @@ class AttentionOperands:
 
     @property
     def columns(self) -> tuple[int, int]:
-        """The columns of a key and of a value."""
+        """Return the columns of a key and of a value."""
         return self.k_cache.shape[2], self.v_cache.shape[2]
 
     @cached_property
     def q_starts(self) -> Tensor:
-        """(sequences + 1) int32: where each sequence begins in `q`."""
+        """Return where each sequence begins in `q`: (sequences + 1) int32."""
         return self._starts(self.new)
 
     @cached_property
     def kv_starts(self) -> Tensor:
-        """(sequences + 1) int32: where each sequence begins in `slots`."""
+        """Return where each sequence begins in `slots`: (sequences + 1) int32."""
         return self._starts(self.total)
 
     @cached_property
     def lengths(self) -> Tensor:
-        """(sequences) int32: `total`."""
+        """Return `total` as (sequences) int32."""
         return torch.tensor(self.total, dtype=torch.int32, device=self.q.device)
 
     @cached_property
     def table(self) -> Tensor:
-        """(sequences, longest) int32: each sequence's slots, and zeros after its last one."""
+        """Return each sequence's slots, then zeros: (sequences, longest) int32."""
         table = self.slots.new_zeros((len(self.total), max(self.total)))
         for row, one in zip(table, self.slots.split(list(self.total)), strict=True):
             row[: len(one)] = one
@@ -122,7 +122,7 @@ class AttentionOperands:
 
     @cached_property
     def contiguous(self) -> tuple[Tensor, Tensor]:
-        """The sequences' keys and values, copied out of the cache: (tokens, kv_heads, columns)."""
+        """Copy the sequences' keys and values out of the cache: (tokens, kv_heads, columns)."""
         slots = self.slots.long()
         return self.k_cache[slots].contiguous(), self.v_cache[slots].contiguous()
 

@@ -1,4 +1,4 @@
-"""The names of the backends, which problems they take, and whether they are installed.
+"""List the backends, the problems that they take, and whether they are installed.
 
 Nothing is imported to find out: a package is looked for on disk.
 """
@@ -30,19 +30,19 @@ class Backend:
 
     @property
     def title(self) -> str:
-        """Its name for people: "FlashAttention 3"."""
+        """Return its name for people: "FlashAttention 3"."""
         return title_of(self.name)
 
     @property
     def missing(self) -> str:
-        """Why it cannot be used here; empty where it can be tried."""
+        """Say why it cannot be used here; "" if it can be tried."""
         if self._package:
             return ""
         return f"not installed: no {' and no '.join(self.packages)}"
 
     @property
     def version(self) -> str:
-        """The package that has it, and its version: "sgl-deep-gemm 0.1.4"; empty if missing."""
+        """Return the package that has it, and its version: "sgl-deep-gemm 0.1.4"; "" if missing."""
         package = self._package
         if not package:
             return ""
@@ -55,11 +55,11 @@ class Backend:
 
     @property
     def apart(self) -> bool:
-        """Whether it is installed in a package of its own, and not in torch."""
+        """Say whether it is installed in a package of its own, and not in torch."""
         return self._package not in ("", "torch")
 
     def module(self) -> ModuleType:
-        """Its module. Raises ImportError where the library cannot be loaded."""
+        """Import its module. Raises ImportError if the library cannot be loaded."""
         return import_module(f"tuner.backends.{self.name}")
 
     @property
@@ -77,12 +77,12 @@ BACKENDS = (
 
 
 def find_backend(name: str) -> Backend | None:
-    """The backend of a name; None if no module here runs it."""
+    """Return the backend of a name; None if no module here runs it."""
     return next((backend for backend in BACKENDS if backend.name == name), None)
 
 
 def no_module(name: str, family: str) -> str:
-    """Say that nothing here runs a backend for a family of problems; "" if something does."""
+    """Say that nothing here runs a backend for a family of problems; "" if a module does."""
     backend = find_backend(name)
     if backend is not None and family in backend.families:
         return ""
@@ -90,8 +90,9 @@ def no_module(name: str, family: str) -> str:
 
 
 def other_version(name: str, versions: str) -> str:
-    """The version of a backend that is installed here, if times beside `versions`, as environments
-    have them, are of another one; else empty.
+    """Return the installed version of a backend, if it differs from `versions`; else "".
+
+    `versions` are the backends of an environment, as times beside it have them.
     """
     backend = find_backend(name)
     here = backend.version if backend and backend.apart else ""
@@ -99,7 +100,7 @@ def other_version(name: str, versions: str) -> str:
 
 
 def stale_words(name: str, environments: Iterable[Environment]) -> str:
-    """Why times of a backend say nothing of the one that is installed here; "" if they may."""
+    """Say why times of a backend do not hold for its installed version; "" if they may."""
     for environment in environments:
         if here := other_version(name, environment.backends):
             measured = environment.backends
@@ -108,7 +109,7 @@ def stale_words(name: str, environments: Iterable[Environment]) -> str:
 
 
 def backends_of(family: str) -> list[Backend]:
-    """The backends that run problems of a family, installed or not."""
+    """Return the backends that run problems of a family, installed or not."""
     return [backend for backend in BACKENDS if family in backend.families]
 
 

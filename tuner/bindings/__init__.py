@@ -1,1 +1,1 @@
-"""What each engine does with each family of kernels: its kernels, files, plugin and delivery."""
+"""Bind each engine to each family of kernels: its kernels, files, plugin and delivery."""

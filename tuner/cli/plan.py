@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,7 +28,7 @@ from tuner.problems.registry import families, family_of
 from tuner.shell import command_line
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from tuner.devices.table import Device
     from tuner.engines.engine import Engine
@@ -77,6 +78,7 @@ def plan(
         }
         found, problems, flags = asked_by_cluster(cluster, card, choice, given)
         every, served = False, True  # not asked of the models of a cluster file
+        notes: list[str] = []
     else:
         if not target:
             raise BadInput("name a model, or a cluster file: tuner plan --cluster cluster.toml")
@@ -85,14 +87,15 @@ def plan(
         every, flags = not (choice.names or named.is_one), named.settings(server_args)
         asked = TargetOptions(named, card, found.name, found.version, tp, dtype, flags)
         targets, flags = targets_and_settings(asked, choice, every)
-        for note in [note for one in targets for note in one.notes]:
+        notes = [note for one in targets for note in one.notes]
+        for note in notes:
             say(note)
         problems = [problem for one in targets for problem in one.problems]
         if note := _too_large(named.model, problems, card):
             say(note)
         classes = {one.server.architecture for one in targets if one.server.architecture}
         served = all(names_model(found.name, found.version, one) for one in classes)
-    made = planned(problems, found, card, flags, choice, wanted)
+    made = planned(problems, found, card, flags, choice, wanted, notes=notes)
     show(as_json, made.as_json, made.as_text)
     if not served:
         say(f"next: plan with a release of {found.name} that has the model's class")
@@ -137,19 +140,22 @@ def planned(
     effort: Effort,
     *,
     unread: bool = False,
+    notes: Iterable[str] = (),
 ) -> ModelPlan:
     """Plan problems with what the local store knows of them.
 
-    `unread` also plans to tune problems for which servers read no file.
+    `unread` also plans to tune problems for which servers read no file. `notes` are what was said
+    of the model.
     """
     from tuner.store.plans import stored_plan
     from tuner.store.workers import Estimates
+    from tuner.targets import not_known
 
     def selection(problem: Problem) -> Selection:
         return selection_of(family_of(problem), problem, choice)
 
     with open_store() as store:
-        return stored_plan(
+        made = stored_plan(
             store,
             Estimates(store.database),
             problems,
@@ -160,6 +166,7 @@ def planned(
             selection,
             unread=unread,
         )
+    return replace(made, not_known=not_known(notes))
 
 
 def _given(context: typer.Context, others: Collection[str] = ()) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,7 @@ from tuner.cli.coverage import open_watching
 from tuner.cli.options import DeviceOrHere, EngineSpec, Json, OneDevice, ResultsServer
 from tuner.cli.runs import waiting
 from tuner.devices.table import find_device
-from tuner.errors import BadInput, UnknownDevice
+from tuner.errors import BadInput
 from tuner.problems.points import UNKNOWN_SERVER
 from tuner.problems.registry import parse_problem
 from tuner.render import list_width, table
@@ -195,7 +194,7 @@ def import_results(
 
 def _believed(result: RunResult, workbench: Workbench) -> PreparedRun:
     """Return the run that measures a result's problem. Raises BadInput if it is not believed."""
-    from tuner.devices.here import gpu_to_measure_on
+    from tuner.devices.here import gpu_of_kind
     from tuner.engines.engine import find_engine
     from tuner.problems.results import MeasureKind
     from tuner.tuning.claims import doubts
@@ -207,7 +206,7 @@ def _believed(result: RunResult, workbench: Workbench) -> PreparedRun:
         problem=key.problem,
         device=card,
         engine=engine,
-        source=Source(MeasureKind.GPU, gpu=gpu_to_measure_on(None) if _is_here(card) else ""),
+        source=Source(MeasureKind.GPU, gpu=gpu_of_kind(card) or ""),
         effort=Effort.QUICK,
         server=next((entry.server for entry in result.entries if entry.server), UNKNOWN_SERVER),
     )
@@ -238,8 +237,11 @@ def _taken(
     known = {one.environment.kernel_hash for one in mine if one.status is Status.OK}
     if place.kernel_hash in known:
         return "left out: the store has measured entries of its own"
-    if not _is_here(prepared.request.device):
-        return f"{store.add(result)} entries stored, which were not measured here"
+    if not prepared.request.source.gpu:
+        return (
+            f"{store.add(result)} entries stored: compiled here, and not measured, because no "
+            f"GPU that may be used here is an {place.device}"
+        )
     run = measured_again(prepared, result.entries)
     report = execute(run, open_source(prepared.request, workbench), store)
     said, here = (
@@ -247,13 +249,3 @@ def _taken(
         for entries in (result.entries, report.entries)
     )
     return f"measured again here, and stored: {here}, where {said} was said"
-
-
-def _is_here(card: Device) -> bool:
-    from tuner.devices.here import asked_here
-
-    found = set()
-    for name in asked_here("name"):
-        with suppress(UnknownDevice):
-            found.add(find_device(name))
-    return card in found

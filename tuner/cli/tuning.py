@@ -164,7 +164,7 @@ def _of_target(
 def _worth_tuning(work: _Work, choice: FamilyChoice, effort: Effort) -> _Work:
     """Say the plan of the work, and return the work without problems that are not worth tuning."""
     served = (work.problems, work.engine, work.card, work.flags)
-    made = planned(*served, choice, effort, unread=bool(choice.names))
+    made = planned(*served, choice, effort, unread=bool(choice.names), notes=work.notes)
     say(made.as_text())
     return replace(work, problems=[one.problem for one in made.problems if one.to_tune])
 

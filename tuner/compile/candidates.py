@@ -26,19 +26,21 @@ class Compiler(Protocol):
         """Queue candidates; never waits for a compile."""
 
     def poll(self, wait: bool) -> list[tuple[Candidate, Compiled]]:
-        """Results since the last call; with `wait`, at least one where any is pending."""
+        """Return the results since the last call; with `wait`, at least one if any is pending."""
 
     @property
     def compiled_count(self) -> int:
-        """Kernels compiled so far, including failures but not results from a cache."""
+        """Return how many kernels were compiled so far, including failures but not
+        cached results.
+        """
 
     @property
     def cached_count(self) -> int:
-        """Kernels whose results came from a cache, or from another candidate's compile."""
+        """Return how many results came from a cache, or from another candidate's compile."""
 
     @property
     def compile_s(self) -> float:
-        """Seconds of compiling, summed over the processes."""
+        """Return the seconds of compiling, summed over the processes."""
 
 
 # The further kernels that a candidate launches besides its binder's, such as a reduction.
@@ -47,21 +49,23 @@ Companions = Callable[[Candidate], Sequence[tuple[Lifted, Binding]]]
 
 @dataclass(eq=False)
 class _Asked:
-    """A candidate whose kernels are being compiled, its own one first."""
+    """A candidate whose kernels are being compiled, its own kernel first."""
 
     candidate: Candidate
     jobs: list[CompileJob]
     results: dict[CompileJob, Compiled] = field(default_factory=dict)
 
     def result(self, shared_limit_bytes: int) -> Compiled:
-        """The candidate's own kernel, or the first companion that cannot run."""
+        """Return the result of the candidate's own kernel, or of the first companion that cannot
+        run.
+        """
         found = [self.results[job].within(shared_limit_bytes) for job in self.jobs]
         own, *others = found
         return next((other for other in others if own.ok and not other.ok), own)
 
 
 class _Counts(NamedTuple):
-    """What a farm counts."""
+    """The counts of a farm."""
 
     compiled: int
     cached: int
@@ -69,7 +73,7 @@ class _Counts(NamedTuple):
 
 
 class KernelCompiler:
-    """A `Compiler` of the kernels that `bind` gives. The caller closes the farm.
+    """A `Compiler` of the kernels that `bind` returns. The caller closes the farm.
 
     A farm may serve several compilers, one after the other. Each counts its own kernels.
     """
@@ -77,7 +81,10 @@ class KernelCompiler:
     def __init__(
         self, farm: Farm, bind: Binder, device: Device, companions: Companions | None = None
     ) -> None:
-        """`companions`: kernels that are compiled along; a candidate is ready when all are."""
+        """Take the farm.
+
+        `companions`: kernels that are compiled along; a candidate is ready when all are.
+        """
         self._farm, self._bind, self._device = farm, bind, device
         self._companions = companions
         self._pending: dict[CompileJob, _Asked] = {}
@@ -94,7 +101,7 @@ class KernelCompiler:
         self._farm.submit(jobs)
 
     def refusal(self, candidate: Candidate) -> str:
-        """Return why the kernel does not take a candidate's configuration; "" if it does."""
+        """Say why the kernel does not take a candidate's configuration; "" if it does."""
         try:
             self._kernels(candidate)
         except UnsupportedKernel as error:
@@ -102,7 +109,7 @@ class KernelCompiler:
         return ""
 
     def compile_ahead(self, candidates: Iterable[Candidate]) -> None:
-        """Have candidates compiled that will probably be submitted; see `Farm.compile_ahead`."""
+        """Compile candidates that will probably be submitted; see `Farm.compile_ahead`."""
         self._farm.compile_ahead(job for c in candidates for job in self._jobs(self._kernels(c)))
 
     def _kernels(self, candidate: Candidate) -> list[tuple[Lifted, Binding]]:
@@ -141,7 +148,7 @@ class KernelCompiler:
 
     @property
     def waits(self) -> bool:
-        """As `Farm.waits` says."""
+        """Return `Farm.waits`."""
         return self._farm.waits
 
     @property

@@ -1,8 +1,8 @@
 """Read a kernel's registers and local memory per thread from its cubin.
 
-A cubin is a 64-bit ELF file. Its `.nv.info*` sections list attributes: a format byte, an
-attribute byte and two bytes of value or size; format 4 is followed by `size` bytes. The
-attributes' numbers are those of EIATTR_REGCOUNT and EIATTR_FRAME_SIZE in `cuobjdump -elf`.
+A cubin is a 64-bit ELF file. Its `.nv.info*` sections list attributes: a format byte, an attribute
+byte and two bytes of value or size; format 4 is followed by `size` bytes. The attributes' numbers
+are EIATTR_REGCOUNT and EIATTR_FRAME_SIZE in `cuobjdump -elf`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EIATTR_REGCOUNT = 0x2F
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
-    """(registers, bytes of local memory) of a thread, for a cubin with one kernel.
+    """Return (registers, bytes of local memory) of a thread, for a cubin with one kernel.
 
     Registers spill to local memory. The driver reports the same number
     (CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES); Triton's own `n_spills` is a quarter of it.

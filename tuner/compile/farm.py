@@ -1,4 +1,4 @@
-"""The compile farm: warm processes, a time limit per compile, results cached by content."""
+"""Run warm compile processes, with a time limit per compile and results cached by content."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ from tuner.problems.results import Compiled, Status, twice
 
 @lru_cache(maxsize=16)
 def triton_build(triton: TritonRelease) -> str:
-    """Tell one build of a Triton from another: its version, and a hash of its files' hashes, as its
-    distribution lists them. They cover its compiler, its ptxas and its Python.
+    """Identify a build of a Triton: its version, and a hash of its files' hashes.
+
+    Its distribution lists the hashes. They cover its compiler, its ptxas and its Python.
     """
     places = sys.path if triton.folder is None else [str(triton.folder)]
     found = next(iter(distributions(name="triton", path=places)), None)
@@ -47,7 +48,7 @@ def triton_build(triton: TritonRelease) -> str:
 
 @lru_cache(maxsize=16)
 def file_hash(path: str | None) -> str:
-    """The sha256 of a file; "" without a path."""
+    """Return the sha256 of a file; "" without a path."""
     if not path:
         return ""
     try:
@@ -57,10 +58,10 @@ def file_hash(path: str | None) -> str:
 
 
 def worker_env(folder: Path, triton: TritonRelease) -> dict[str, str]:
-    """The environment of a compile process. Triton's cache lies in `folder`."""
-    # Of Triton's settings, a process gets PTXAS_SETTINGS alone. Others (TRITON_INTERPRET,
-    # TRITON_DEBUG ...) change what is compiled, and the result cache would not know.
-    # They run an engine's code, which must not see the key of a server.
+    """Return the environment of a compile process. Triton's cache lies in `folder`."""
+    # A process gets only PTXAS_SETTINGS of Triton's settings. Others (TRITON_INTERPRET,
+    # TRITON_DEBUG ...) change the compiled code, and the result cache would not know. Processes run
+    # an engine's code, which must not see the key of a server.
     dropped = ("TRITON_", "MLIR_", "LLVM_", "TUNER_API_KEY")
     env = {
         name: value
@@ -87,7 +88,7 @@ START_LIMIT_S = 120.0  # for a worker to import triton, on a machine busy with o
 
 @dataclass(frozen=True, eq=False)
 class CompileJob:
-    """One kernel to compile for one target."""
+    """A kernel to compile for a target."""
 
     lifted: Lifted
     variant: Variant
@@ -98,12 +99,13 @@ class Farm:
     """Compile processes; use it in a `with`, or call `close`.
 
     `timeout_s` limits the wall time of a compile; a process that exceeds it is killed and replaced.
-    A kernel whose process was lost is compiled once more, in a new one. So long a kernel is also
-    left to another `tuner` that compiles it: that one may have been stopped.
+    A kernel whose process was lost is compiled once more, in a new process. A kernel that another
+    `tuner` compiles is left to it for the same time: that process may have been stopped.
+
     `processes` defaults to the cores that this process may use, less `spare_cores`; of several
     farms that work side by side, each has twice its share of the cores at most, since they seldom
-    compile all at once. `triton` is the one to compile with (default: the installed one).
-    Raises CompilerUnavailable where triton is not installed.
+    compile all at once. `triton` is the release to compile with (default: the installed release).
+    Raises CompilerUnavailable if triton is not installed.
     """
 
     def __init__(
@@ -143,8 +145,9 @@ class Farm:
         self._waiting: dict[str, list[CompileJob]] = {}
         self._threads: list[threading.Thread] = []
         self._workers: set[ChildProcess] = set()
-        # Workers without a job. The last one to finish gets the next job: a process takes a second
-        # to start, and longer for its first compile, so few jobs should not wake many of them.
+        # Workers without a job. The last worker to finish gets the next job: a process takes a
+        # second to start, and longer for its first compile, so few jobs should not wake many of
+        # them.
         self._idle: list[ChildProcess] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -166,7 +169,7 @@ class Farm:
         self._start_threads()
 
     def compile_ahead(self, jobs: Iterable[CompileJob]) -> None:
-        """Compile jobs that will be submitted later, while nothing that was submitted waits.
+        """Compile jobs that will be submitted later, while no submitted job waits.
 
         `poll` does not return them: their results are kept in the cache.
         """
@@ -179,8 +182,9 @@ class Farm:
         self._start_threads()
 
     def _put(self, key: str, job: CompileJob, rank: int, *, ahead: bool = False) -> None:
-        """Queue a job. `ahead`: it was queued to come last; if a thread has begun it, this does
-        nothing.
+        """Queue a job.
+
+        `ahead`: it was queued to come last; do nothing if a thread has begun it.
         """
         with self._lock:
             if ahead and key not in self._open:
@@ -189,7 +193,7 @@ class Farm:
             self._jobs.put((rank, next(self._number), (key, job)))
 
     def poll(self, wait: bool) -> list[tuple[CompileJob, Compiled]]:
-        """Results since the last call; with `wait`, at least one where any is pending.
+        """Return the results since the last call; with `wait`, at least one if any is pending.
 
         Raises CompilerUnavailable, in this and every later call, once nothing can be compiled: the
         compile processes do not start or are broken, or the cache folder cannot be written.
@@ -205,18 +209,18 @@ class Farm:
         return ready
 
     def completed(self) -> Iterator[tuple[CompileJob, Compiled]]:
-        """Results as they come, until no job is pending. Raises as `poll` does."""
+        """Yield results as they come, until no job is pending. Raises as `poll` does."""
         while batch := self.poll(wait=True):
             yield from batch
 
     @property
     def waits(self) -> bool:
-        """Whether another `tuner` compiles all that is left. Any thread may ask."""
+        """Say whether another `tuner` compiles all remaining jobs. Any thread may ask."""
         return 0 < len(self._waiting) <= len(self._held)
 
     @property
     def failed(self) -> bool:
-        """Whether nothing more can be compiled."""
+        """Say whether nothing more can be compiled."""
         return self._failure is not None
 
     def close(self) -> None:
@@ -242,7 +246,7 @@ class Farm:
         self.close()
 
     def key(self, job: CompileJob) -> str:
-        """The hash of everything that decides a result."""
+        """Return the hash of everything that decides a result."""
         triton = triton_build(self.triton), [file_hash(self.env.get(n)) for n in PTXAS_SETTINGS]
         parts = [job.lifted.hash, job.variant.as_json(), job.target.arch, *triton, compile_code()]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -270,7 +274,7 @@ class Farm:
             thread.start()
 
     def _serve(self) -> None:
-        """Feed jobs to processes, one at a time, and end the ones that fail."""
+        """Feed jobs to processes, one at a time, and end processes that fail."""
         try:
             while (item := self._next()) is not None and not self._closed:
                 key, job = item
@@ -286,15 +290,16 @@ class Farm:
             self._done.put(error)
 
     def _given_up(self, key: str) -> bool:
-        """Whether to wait no longer for another `tuner` that has a key: it has had it for longer
-        than a compile may take, or somebody else has given it up and was faster.
+        """Say whether to wait no longer for another `tuner` that has a key.
+
+        It has had the key for longer than a compile may take, or a third process has compiled it.
         """
         now = time.monotonic()
         held_s = now - self._held.setdefault(key, now)
         return held_s > self._held_limit_s or self._cache.get(key) is not None
 
     def _answer(self, key: str, job: CompileJob) -> tuple[Compiled, float]:
-        """The result, and the seconds that it took here."""
+        """Return the result, and the seconds that it took here."""
         known = self._cache.get(key)  # another process may have compiled it since it was queued
         if known is not None:
             return known, 0.0
@@ -309,7 +314,7 @@ class Farm:
         return compiled, seconds
 
     def _next(self) -> tuple[str, CompileJob] | None:
-        """The next job that no thread has begun; None at the end."""
+        """Return the next job that no thread has begun; None at the end."""
         while True:
             _, _, item = self._jobs.get()
             if item is None:
@@ -339,11 +344,11 @@ class Farm:
         return worker
 
     def _started(self) -> tuple[ChildProcess, str]:
-        """A new process, and the version of its Triton."""
+        """Start a process; return it and the version of its Triton."""
         worker = ChildProcess("tuner.compile.worker", self.env)
         with self._lock:
             self._workers.add(worker)
-            if self._closed:  # close() did not see this one
+            if self._closed:  # close() did not see this worker
                 worker.end()
         try:
             return worker, worker.wait_until_ready(START_LIMIT_S)["triton"]
@@ -357,7 +362,7 @@ class Farm:
             self._workers.discard(worker)
 
     def _compile(self, worker: ChildProcess, job: CompileJob) -> tuple[Compiled, float]:
-        """The result, and the seconds that it took. The process is then idle, or gone."""
+        """Return the result, and the seconds that it took. The process is then idle, or gone."""
         source = self._source(job)
         target = asdict(job.target)
         request = {"source": str(source), "variant": job.variant.as_json(), "target": target}
@@ -389,7 +394,7 @@ class Farm:
         folder = self.lifted_dir.parent
         return CompilerUnavailable(
             f"nothing can be compiled in the cache folder {folder}: {why}; make it writable, "
-            "or set TUNER_CACHE_DIR to another one"
+            "or set TUNER_CACHE_DIR to another folder"
         )
 
     def _broken(self, why: str) -> CompilerUnavailable:

@@ -18,17 +18,17 @@ NT_AMDGPU_METADATA = 32
 
 @dataclass(frozen=True)
 class HsacoResources:
-    """What a kernel needs, each for one thread (a lane of a wavefront)."""
+    """The resources of a kernel, each for one thread (a lane of a wavefront)."""
 
-    vgprs: int  # vector registers, AGPRs included where one file holds both (gfx90a and later CDNA)
-    agprs: int  # those of them that only matrix instructions can use
+    vgprs: int  # vector registers, AGPRs included if one file holds both (gfx90a and later CDNA)
+    agprs: int  # the vector registers that only matrix instructions can use
     spilled_vgprs: int  # registers that are kept in scratch memory or in AGPRs instead
     scratch_bytes: int  # private memory; spilled registers lie here
-    lds_bytes: int  # without what the launch adds, which is all of it for Triton
+    lds_bytes: int  # without the launch's own bytes, which are all of them for Triton
 
 
 def read_resources(hsaco: bytes) -> HsacoResources:
-    """The resources of the first kernel. Raises ValueError for a file without its note."""
+    """Return the resources of the first kernel. Raises ValueError for a file without its note."""
     kernel = _metadata(hsaco)["amdhsa.kernels"][0]
     return HsacoResources(
         kernel[".vgpr_count"],
@@ -40,7 +40,7 @@ def read_resources(hsaco: bytes) -> HsacoResources:
 
 
 def resources(hsaco: bytes) -> tuple[int, int]:
-    """(registers, bytes of scratch memory) of a thread, for an hsaco with one kernel."""
+    """Return (registers, bytes of scratch memory) of a thread, for an hsaco with one kernel."""
     found = read_resources(hsaco)
     return found.vgprs, found.scratch_bytes
 
@@ -59,18 +59,18 @@ def _metadata(elf: bytes) -> dict[str, Any]:
 
 
 def _aligned(size: int) -> int:
-    """A size in a note, padded to whole words."""
+    """Return a size in a note, padded to whole words."""
     return -(-size // 4) * 4
 
 
-# MessagePack: https://github.com/msgpack/msgpack/blob/master/spec.md. Kinds by their first byte; a
-# number is what struct reads after it. Floats, bytes and extensions do not occur in the note.
+# MessagePack: https://github.com/msgpack/msgpack/blob/master/spec.md. Kinds by their first byte;
+# struct reads the number after it. Floats, bytes and extensions do not occur in the note.
 _NUMBERS = {0xCC + i: f">{letter}" for i, letter in enumerate("BHIQbhiq")}
 _SIZES = {0xD9 + i: f">{letter}" for i, letter in enumerate("BHIHIHI")}
 
 
 def _value(data: bytes, at: int) -> tuple[Any, int]:
-    """The value that begins at an offset, and the offset behind it."""
+    """Return the value that begins at an offset, and the offset behind it."""
     kind, at = data[at], at + 1
     if kind < 0x80:
         return kind, at
@@ -93,7 +93,7 @@ def _value(data: bytes, at: int) -> tuple[Any, int]:
 
 
 def _sequence(data: bytes, at: int, kind: int, size: int) -> tuple[Any, int]:
-    """A string (0xA0), an array (0x90) or a map (0x80) of `size` elements."""
+    """Read a string (0xA0), an array (0x90) or a map (0x80) of `size` elements."""
     if kind == 0xA0:
         return data[at : at + size].decode(), at + size
     items = []

@@ -51,7 +51,10 @@ def launch(
     values: Sequence[Any],
     stream: int | None = None,
 ) -> None:
-    """Run a kernel once on a stream, or on the current one. `values`: one for each parameter."""
+    """Run a kernel once on a stream, or on the current stream.
+
+    `values` has a value for each parameter.
+    """
     kernel[grid](*api.launch_arguments(kernel, values), stream=stream)
 
 

@@ -1,7 +1,7 @@
-"""An assembler for GPUs that are newer than the ptxas in a Triton. Imports triton.
+"""Find an assembler for GPUs that are newer than the ptxas in a Triton. Imports triton.
 
-Triton 3.4.0 brings one that knows no sm_121, so servers on a DGX Spark set TRITON_PTXAS_PATH to
-the one of a newer CUDA. Compile processes take such a ptxas too, if this machine has any.
+The ptxas of Triton 3.4.0 knows no sm_121, so servers on a DGX Spark set TRITON_PTXAS_PATH to the
+ptxas of a newer CUDA. Compile processes take such a ptxas too, if this machine has any.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from tuner.devices.target import CUDA, Target
 from tuner.engines.engine import find_packages
 from tuner.problems.points import PTXAS_SETTINGS
 
-UNKNOWN = "is not defined for option 'gpu-name'"  # what ptxas says of such a GPU
+UNKNOWN = "is not defined for option 'gpu-name'"  # ptxas's message for such a GPU
 _BIN = Path("backends", "nvidia", "bin")
 _LIMIT_S = 20.0
 _CHOSEN = any(name in os.environ for name in PTXAS_SETTINGS)  # when this process began
 
 
 def borrowed() -> bool:
-    """Return whether this process runs a ptxas that is neither Triton's own nor chosen by the user.
+    """Say whether this process runs a ptxas that is neither Triton's own nor chosen by the user.
 
-    Another machine, or this one later, may have another ptxas to borrow.
+    Another machine, or this machine later, may have another ptxas to borrow.
     """
     return not _CHOSEN and any(name in os.environ for name in PTXAS_SETTINGS)
 
 
 @cache
 def use_one_that_knows(target: Target) -> None:
-    """Let Triton run a ptxas that knows the target, if its own does not and nobody chose one."""
+    """Let Triton run a ptxas that knows the target, if its own does not and the user chose none."""
     if target.platform != CUDA or any(name in os.environ for name in PTXAS_SETTINGS):
         return
     own = sorted((Path(triton.__file__).parent / _BIN).glob("ptxas*"))
@@ -51,11 +51,11 @@ def use_one_that_knows(target: Target) -> None:
 
 
 def _others() -> Iterator[Path]:
-    """The ptxas of a CUDA toolkit, then those of each other Triton on this machine."""
+    """Yield the ptxas of a CUDA toolkit, then of each other Triton on this machine."""
     for found in (shutil.which("ptxas"), "/usr/local/cuda/bin/ptxas"):
         if found:
             yield Path(found)
-    # PYTHONPATH hides an installed Triton behind the one that an engine pins.
+    # PYTHONPATH hides an installed Triton behind the Triton that an engine pins.
     installed = [Path(folder, "triton") for folder in sys.path]
     for root in [*(package.root for package in find_packages("triton")), *installed]:
         yield from sorted((root / _BIN).glob("ptxas*"), reverse=True)
@@ -66,7 +66,7 @@ def _knows(path: Path, target: Target) -> bool:
 
 
 def _cuda(path: Path) -> str:
-    """The first number of the CUDA release that a ptxas is of; empty if it does not say."""
+    """Return the first number of a ptxas's CUDA release; "" if it does not say."""
     found = re.search(r"release (\d+)\.", _says(path, "--version"))
     return found[1] if found else ""
 

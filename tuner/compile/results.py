@@ -20,12 +20,12 @@ from tuner.problems.results import Compiled, Status
 
 
 def default_cache_dir() -> Path:
-    """TUNER_CACHE_DIR, or the user's cache folder."""
+    """Return TUNER_CACHE_DIR, or the user's cache folder."""
     named = os.environ.get("TUNER_CACHE_DIR")
     return Path(named) if named else Path(platformdirs.user_cache_dir("tuner"))
 
 
-# The modules that call Triton and read what it made, by their names in this folder.
+# The modules that call Triton and read its output, by their names in this folder.
 _COMPILING = (
     *("cubin.py", "elf.py", "hsaco.py", "kernel.py", "ptxas.py", "triton_*.py", "worker.py"),
 )
@@ -33,9 +33,9 @@ _COMPILING = (
 
 @lru_cache
 def compile_code(folder: Path = Path(__file__).parent) -> str:
-    """Return a hash of the code that decides a result beside Triton's.
+    """Return a hash of this program's code that decides a result beside Triton's.
 
-    So an error that was made here, and kept, goes with the code that made it.
+    So a stored error of this code is dropped with the code that made it.
     """
     found = hashlib.sha256()
     for pattern in _COMPILING:
@@ -45,17 +45,18 @@ def compile_code(folder: Path = Path(__file__).parent) -> str:
 
 
 class ResultCache:
-    """One small JSON file per result; several processes, also of several hosts that have the folder
-    at the same path, may use it at once.
+    """A small JSON file per result.
 
-    Callers keep only results that would come out the same again: no timeouts, no dead workers.
+    Several processes may use it at once, also on several hosts that have the folder at the same
+    path. Callers keep only results that would come out the same again: no timeouts, no dead
+    workers.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def get(self, key: str) -> Compiled | None:
-        """The result, marked as cached; None when absent or unreadable."""
+        """Return the result, marked as cached; None if absent or unreadable."""
         try:
             fields = json.loads(self._path(key).read_text())
             return Compiled(**{**fields, "status": Status(fields["status"]), "cached": True})
@@ -76,10 +77,10 @@ class ResultCache:
 
     @contextlib.contextmanager
     def claim(self, key: str) -> Iterator[bool]:
-        """Whether the caller is to compile for a key now; False while somebody else does.
+        """Say whether the caller is to compile for a key now; False while another process does.
 
         The lock is one byte of a file, and ends with the process that holds it. A process that was
-        stopped keeps it, so nobody should wait for ever. Where a file system has no locks, a kernel
+        stopped keeps it, so nobody should wait for ever. If a file system has no locks, a kernel
         may be compiled twice.
         """
         wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, int(key[:15], 16), 1, 0)

@@ -1,4 +1,4 @@
-"""How Triton 3.1 and 3.2 take a kernel's constants: apart from its signature."""
+"""Give constants to Triton 3.1 and 3.2: apart from a kernel's signature."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def ast_source(
     constants: Mapping[str, object],
     divisible: Collection[str],
 ) -> ASTSource:
-    """A variant for `triton.compile`; `signature` and `divisible` are as in `Variant`."""
+    """Return a variant for `triton.compile`; `signature` and `divisible` are as in `Variant`."""
     places = [function.arg_names.index(name) for name in divisible]
     if hasattr(AttrsDescriptor, "from_hints"):  # 3.2
         attributes = AttrsDescriptor.from_hints(dict.fromkeys(places, 16))
@@ -27,7 +27,7 @@ def ast_source(
 
 
 def launch_arguments(kernel: CompiledKernel, values: Sequence[Any]) -> list[Any]:
-    """The values that its launcher takes, out of one for each parameter: all but constants."""
+    """Return the values that its launcher takes: all but constants."""
     source = kernel.src
     pairs = zip(source.fn.arg_names, values, strict=True)
     return [value for name, value in pairs if name in source.signature]

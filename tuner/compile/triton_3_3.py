@@ -1,4 +1,4 @@
-"""How Triton 3.3 and later take a kernel's constants: as a part of its signature."""
+"""Give constants to Triton 3.3 and later: as a part of a kernel's signature."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def ast_source(
     constants: Mapping[str, object],
     divisible: Collection[str],
 ) -> ASTSource:
-    """A variant for `triton.compile`; `signature` and `divisible` are as in `Variant`."""
+    """Return a variant for `triton.compile`; `signature` and `divisible` are as in `Variant`."""
     place = function.arg_names.index
     values = {(place(name),): value for name, value in constants.items()}
     attributes = {(place(name),): [["tt.divisibility", 16]] for name in divisible}
@@ -23,5 +23,5 @@ def ast_source(
 
 
 def launch_arguments(kernel: CompiledKernel, values: Sequence[Any]) -> Sequence[Any]:
-    """The values that its launcher takes, out of one for each parameter: all of them."""
+    """Return the values that its launcher takes: a value for each parameter."""
     return values

@@ -1,7 +1,7 @@
-"""A compile process: `python -m tuner.compile.worker`.
+"""Run a compile process: `python -m tuner.compile.worker`.
 
-Reads JSON jobs from stdin, one a line, and answers each with a JSON line on stdout. It ends, with
-every process that it started, when stdin closes: a killed parent leaves nothing behind.
+It reads JSON jobs from stdin, a job a line, and answers each with a JSON line on stdout. It ends,
+with every process that it started, when stdin closes: a killed parent leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tuner.compile.kernel import compile_source, read_kernel
 from tuner.devices.target import CUDA, HIP, Target
 from tuner.problems.results import Status
 
-# A platform's machine code in `CompiledKernel.asm`, and what reads registers and spills from it.
+# A platform's machine code in `CompiledKernel.asm`, and the reader of registers and spills.
 _MACHINE_CODE = {CUDA: ("cubin", cubin.resources), HIP: ("hsaco", hsaco.resources)}
-# A third of the weight of other processes: enough for those that measure, and a compile still ends
-# within its limit on a busy host.
+# A third of the weight of other processes: enough for processes that measure, and a compile still
+# ends within its limit on a busy host.
 _NICENESS = 5
 TENSOR_MEMORY_COLUMNS = 512  # tensor memory of a block on sm_100; Triton cannot load more
 
@@ -51,8 +51,9 @@ def _yield_to_others() -> None:
 def _run(job: dict[str, Any]) -> dict[str, Any]:
     """Return the compiler's verdict on a kernel, or why there is none.
 
-    "unusable" is a fault of this machine and "broken" one of this program, or of a source that does
-    not even load. Every other kernel would meet it too, so neither says anything of this one.
+    "unusable" is a fault of this machine. "broken" is a fault of this program, or of a source that
+    does not even load. Every other kernel would meet it too, so neither says anything about this
+    kernel.
     """
     start = time.perf_counter()
     try:
@@ -73,7 +74,7 @@ def _compile(path: Path, variant: dict[str, Any], target: Target) -> dict[str, A
         kernel = compile_source(source, variant["options"], target)
     except (MemoryError, OSError):
         raise
-    except Exception as error:  # what Triton, its passes or ptxas say of the kernel
+    except Exception as error:  # any error of Triton, its passes or ptxas about the kernel
         if ptxas.UNKNOWN in str(error):
             return {
                 "broken": f"the ptxas of Triton {triton.__version__} does not know {target.name}: "
@@ -95,14 +96,14 @@ def _compile(path: Path, variant: dict[str, Any], target: Target) -> dict[str, A
 
 
 def _detail(error: Exception) -> str:
-    """One line of the compiler's output: the first with "error" or "fatal", or the last one."""
+    """Return one line of the compiler's output: the first with "error" or "fatal", or the last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r"\b(error|fatal)\b.*:", line)]
     return f"{type(error).__name__}: {(telling or lines or [''])[-1]}"[:500]
 
 
 def _place(error: Exception) -> str:
-    """The file and line that raised an error."""
+    """Return the file and line that raised an error."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno}"
 

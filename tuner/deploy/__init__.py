@@ -1,1 +1,1 @@
-"""Bring stored winners to a cluster, and check what they gain there."""
+"""Bring stored winners to a cluster, and measure their gain there."""

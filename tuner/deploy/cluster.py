@@ -1,6 +1,6 @@
-"""A cluster: its machines and what to run on them, as cluster.toml describes them.
+"""Read a cluster from cluster.toml: its machines and the engine to run on them.
 
-Every error names the field, and the nearest valid value where there is one.
+Every error names the field, and the nearest valid value if there is one.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class ClusterEngine:
 
     name: str  # sglang or vllm
     image: str  # container image; empty for a bare install
-    version: str  # empty where the image's tag has it
+    version: str  # empty if the image's tag has it
     flags: tuple[str, ...]  # of the server; passed on unchanged
     ray_flags: tuple[str, ...] = ()  # of the head's `ray start`; passed on unchanged
 
     @property
     def release(self) -> str:
-        """The engine's version: as given, else as the image's tag has it, else empty."""
+        """Return the engine's version: as given, else as the image's tag has it, else empty."""
         tag = _VERSION.search(self.image)
         return self.version or (tag.group(1) if tag else "")
 
     @property
     def spec(self) -> str:
-        """The engine, with its version if it is known: sglang==0.5.16."""
+        """Return the engine, with its version if it is known: sglang==0.5.16."""
         return f"{self.name}=={self.release}" if self.release else self.name
 
 
@@ -56,7 +56,7 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class Parallel:
-    """How the model is spread over GPUs."""
+    """The sizes by which the model is spread over GPUs."""
 
     tp: int
     ep: int
@@ -65,7 +65,7 @@ class Parallel:
 
     @property
     def ranks(self) -> int:
-        """The ranks of a server that has a whole model."""
+        """Return the number of ranks of a server that has a whole model."""
         return self.tp * self.pp
 
 
@@ -80,7 +80,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """A machine. The first one is the head."""
+    """A machine. The first machine is the head."""
 
     name: str
     host: str
@@ -108,14 +108,18 @@ class Cluster:
 
     @property
     def ray_is_there(self) -> bool:
-        """Whether images of the engine's release have Ray. Without a release, the newest counts."""
+        """Say whether images of the engine's release have Ray. Without a release, the newest
+        counts.
+        """
         name, release = self.engine.name, self.engine.release
         numbers = tuple(map(int, release.split(".")[:2])) if release else RAY_UNTIL_NUMBERS
         return name == "vllm" and numbers < RAY_UNTIL_NUMBERS
 
     @property
     def starts_ray(self) -> bool:
-        """Whether Ray starts the ranks: of vLLM on several nodes, if Ray is there or asked for."""
+        """Say whether Ray starts the ranks: of vLLM on several nodes, if Ray is there or asked
+        for.
+        """
         flags = self.engine.flags
         asked = "--distributed-executor-backend=ray" in flags or any(
             pair == ("--distributed-executor-backend", "ray")
@@ -125,11 +129,13 @@ class Cluster:
         return several and bool(asked or self.engine.ray_flags or self.ray_is_there)
 
     def in_container(self) -> Cluster:
-        """The cluster as a container sees it: the model's folder may have another path there."""
+        """Return the cluster as a container sees it: the model's folder may have another path
+        there.
+        """
         return replace(self, model=replace(self.model, path=self.model.container_path))
 
     def expected(self, gpu: str = "", configs: str = "") -> Expected:
-        """What the preflight checks the nodes against.
+        """Return the values against which the preflight checks the nodes.
 
         `gpu`: the card's name in names of config files. `configs`: the hash of the config folder.
         """
@@ -241,7 +247,7 @@ def _engine(table: Table) -> ClusterEngine:
 
 
 def reserved_field(flag: str) -> str:
-    """The field to set instead of a flag, or an empty string.
+    """Return the field to set instead of a flag, or an empty string.
 
     argparse also takes the beginning of a flag, and vLLM takes underscores for hyphens.
     """
@@ -366,7 +372,9 @@ def _rdma(table: Table) -> tuple[str, ...] | None:
 
 
 def _check_ranks(cluster: Cluster) -> None:
-    """tp * pp must use every GPU, or tp * pp * dp if the GPUs are divided among dp replicas."""
+    """Check that tp * pp uses every GPU, or tp * pp * dp if the GPUs are divided among dp
+    replicas.
+    """
     tp, dp, pp = cluster.parallel.tp, cluster.parallel.dp, cluster.parallel.pp
     gpus, uneven = divmod(cluster.gpus, pp)
     if uneven:

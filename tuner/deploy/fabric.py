@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure the network between GPU nodes, beside what its cards and links can carry.
+"""Measure the network between GPU nodes, beside the rates of its cards and links.
 
 A bundle has this file as it is: it needs Python 3.8 or later; `bandwidth` needs perftest's
 ib_write_bw, and `all-reduce` torch, as in an engine's image. Rates are in GB/s (1e9 bytes).
@@ -17,21 +17,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-# GB/s of one PCIe lane: transfers a second, less the line code (128b/130b from generation 3 on).
+# GB/s of a PCIe lane: transfers a second, less the line code (128b/130b from generation 3 on).
 LANE = {"2.5": 0.25, "5": 0.5, "5.0": 0.5, "8": 0.985, "8.0": 0.985, "16": 1.969, "16.0": 1.969}
 LANE.update({"32": 3.938, "32.0": 3.938, "64": 7.563, "64.0": 7.563})
 # Packets of 256 bytes carry about 26 bytes of headers: NVIDIA's guides count on 85 to 90 %.
 PCIE_PAYLOAD = 0.87
 PORT_PAYLOAD = 0.93  # RoCE at an MTU of 1,024 bytes; more at 4,096
-BANDWIDTH_OK = 0.9  # of what a card can carry
+BANDWIDTH_OK = 0.9  # of a card's rate
 ALL_REDUCE_OK = 0.6  # of the limit: a ring also waits at each step
-FIRST_PORT = 18515  # of ib_write_bw; one more for each device
+FIRST_PORT = 18515  # of ib_write_bw; the next port for each further device
 SIZES = [2**20, 2**23, 2**26, 2**29]  # bytes
 TURNS = 20
 
 
 def device_rate(folder: Path) -> tuple[float, float | None]:
-    """(GB/s of the port, GB/s of the card's PCIe link or None) of a /sys/class/infiniband entry."""
+    """Return (GB/s of the port, GB/s of the card's PCIe link or None) of a /sys/class/infiniband
+    entry.
+    """
     rate = _word(folder / "ports/1/rate").split(" ")[0]
     port = float(rate) / 8 * PORT_PAYLOAD if re.fullmatch(r"[0-9]+(\.[0-9]+)?", rate) else 0.0
     speed = LANE.get(_word(folder / "device/current_link_speed").split(" ")[0])
@@ -41,7 +43,7 @@ def device_rate(folder: Path) -> tuple[float, float | None]:
 
 
 def chosen_devices(root: Path, asked: str) -> list[str]:
-    """The RDMA devices that NCCL_IB_HCA asks for, in the order of their numbers."""
+    """Return the RDMA devices that NCCL_IB_HCA asks for, in the order of their numbers."""
     known = sorted((p.name for p in root.iterdir()), key=_natural) if root.is_dir() else []
     names = [n.partition(":")[0] for n in asked.lstrip("^=").split(",") if n]
     exact = asked.lstrip("^").startswith("=")
@@ -52,7 +54,7 @@ def chosen_devices(root: Path, asked: str) -> list[str]:
 
 
 def expectations(root: Path, asked: str) -> dict[str, float]:
-    """{device: GB/s that it can carry}."""
+    """Return {device: GB/s that it can carry}."""
     found = {}
     for device in chosen_devices(root, asked):
         port, pcie = device_rate(root / device)
@@ -61,18 +63,22 @@ def expectations(root: Path, asked: str) -> dict[str, float]:
 
 
 def wanted_rate(expected: dict[str, float], device: str) -> float:
-    """GB/s that a device should carry: a port at less than half of the others' rate is no rail."""
+    """Return the GB/s that a device should carry: a port at less than half of the others' rate is
+    no rail.
+    """
     return max(expected[device], max(expected.values()) / 2)
 
 
 def written(text: str) -> float | None:
-    """The average GB/s in the output of `ib_write_bw --report_gbits`; None without a result."""
+    """Return the average GB/s in the output of `ib_write_bw --report_gbits`; None without a
+    result.
+    """
     rows = re.findall(r"^\s*[0-9]+\s+[0-9]+\s+[0-9.]+\s+([0-9.]+)\s+[0-9.]+", text, re.MULTILINE)
     return float(rows[-1]) / 8 if rows else None
 
 
 def all_reduce_limit(cards: dict[str, float], topology: str, links: str) -> tuple[float, str]:
-    """(GB/s that bounds the bus bandwidth of an all-reduce over several nodes, what sets it).
+    """Return (GB/s that bounds the bus bandwidth of an all-reduce over several nodes, the reason).
 
     Rings go through all cards of a node, so their sum bounds it. Without NVLink they also go
     through each GPU's PCIe link.
@@ -88,7 +94,7 @@ def all_reduce_limit(cards: dict[str, float], topology: str, links: str) -> tupl
 
 
 def verdict(measured: float, limit: float, part: float) -> str:
-    """Return "ok", or what to look at."""
+    """Return "ok", or the places to look at."""
     if not limit:
         return "nothing to compare with"
     if measured >= part * limit:
@@ -98,7 +104,7 @@ def verdict(measured: float, limit: float, part: float) -> str:
 
 
 def serve(devices: list[str], options: argparse.Namespace) -> int:
-    """Answer `bandwidth` of one other node, on every device at once."""
+    """Answer `bandwidth` of another node, on every device at once."""
     commands = [_perftest(device, number, options) for number, device in enumerate(devices)]
     started = [subprocess.Popen(command) for command in commands]  # noqa: S603 - perftest
     return max((process.wait() for process in started), default=1)
@@ -152,7 +158,9 @@ def all_reduce(expected: dict[str, float], options: argparse.Namespace) -> int:
 
 
 def _bus_bandwidth(dist: Any, torch: Any, data: Any, ranks: int) -> float:
-    """GB/s on each link of a ring: 2 (n - 1) / n of the bytes, as nccl-tests count it."""
+    """Return the GB/s on each link of a ring: 2 (n - 1) / n of the bytes, as nccl-tests count
+    it.
+    """
     wait = torch.cuda.synchronize if data.is_cuda else dist.barrier
     wait()
     start = time.perf_counter()
@@ -203,17 +211,17 @@ def _word(path: Path) -> str:
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Sort key under which mlx5_10 comes after mlx5_9."""
+    """Return a sort key under which mlx5_10 comes after mlx5_9."""
     parts = re.findall(r"[0-9]+|[^0-9]+", name)
     return tuple((len(p), p) if p.isdigit() else (0, p) for p in parts)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one of the tests. Returns 0: as expected; 1: slow, or no result; 2: no tool."""
+    """Run one of the tests. Return 0: as expected; 1: slow, or no result; 2: no tool."""
     parser = argparse.ArgumentParser(description="Measure the network between GPU nodes.")
     parser.add_argument("--sysfs", type=Path, default=Path("/sys/class/infiniband"))
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("expect", help="what the cards of this node can carry")
+    commands.add_parser("expect", help="print the rates that the cards of this node can carry")
     for name, text in (("serve", "answer `bandwidth`"), ("bandwidth", "write to a serving node")):
         command = commands.add_parser(name, help=text)
         command.add_argument("--gid", default=os.environ.get("NCCL_IB_GID_INDEX", ""))

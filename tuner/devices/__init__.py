@@ -1,1 +1,1 @@
-"""GPUs: their names, limits and peak rates."""
+"""Describe GPUs: their names, limits and peak rates."""

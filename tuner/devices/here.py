@@ -1,9 +1,10 @@
-"""The GPU of this machine, by its driver: no torch is needed."""
+"""Find the GPU of this machine by its driver: no torch is needed."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import suppress
 from itertools import takewhile
 
 from tuner.devices.table import Device, card_to_check, find_device
@@ -15,7 +16,7 @@ _LIMIT_S = 20  # a driver that wakes up takes seconds
 
 
 def card_to_check_or_here(name: str) -> Device:
-    """Like `device_or_here`, for config files: a compute capability suffices (`card_to_check`)."""
+    """Find a card for config files: a name, a compute capability, or this machine's GPU."""
     if name:
         return card_to_check(name)
     try:
@@ -28,9 +29,9 @@ def card_to_check_or_here(name: str) -> Device:
 
 
 def device_or_here(name: str) -> Device:
-    """The GPU of that name; without a name, the one kind of GPU that this machine has.
+    """Return the GPU of that name; without a name, this machine's only kind of GPU.
 
-    Raises UnknownDevice, which names `--device`, where there is none here, or several kinds.
+    Raises UnknownDevice, which names `--device`, if this machine has no GPU, or several kinds.
     """
     if name:
         return find_device(name)
@@ -40,7 +41,7 @@ def device_or_here(name: str) -> Device:
     if names:
         raise UnknownDevice(f"this machine has {' and '.join(names)}: choose one with --device")
     raise UnknownDevice(
-        "no GPU was found here by nvidia-smi: name the one to work for, e.g. --device H200; "
+        "no GPU was found here by nvidia-smi: name the GPU to work for, e.g. --device H200; "
         "`tuner list devices` lists them"
     )
 
@@ -48,7 +49,7 @@ def device_or_here(name: str) -> Device:
 def visible_gpus() -> tuple[str, ...] | None:
     """Return the numbers and uuids in CUDA_VISIBLE_DEVICES; None: all GPUs may be used.
 
-    As CUDA does, ignore what follows the first name that is neither, such as -1.
+    As CUDA does, ignore the first name that is neither, such as -1, and all names after it.
     """
     if VISIBLE not in os.environ:
         return None
@@ -57,14 +58,16 @@ def visible_gpus() -> tuple[str, ...] | None:
 
 
 def is_visible(number: int, uuid: str, visible: tuple[str, ...] | None) -> bool:
-    """Whether `visible_gpus` has the GPU of a number and a uuid. CUDA takes a uuid's beginning."""
+    """Say whether `visible_gpus` has the GPU of a number and a uuid. CUDA takes a
+    uuid's beginning.
+    """
     if visible is None or str(number) in visible:
         return True
     return any(uuid.startswith(name) for name in visible if name.startswith("GPU-"))
 
 
 def gpu_to_measure_on(number: int | None) -> str:
-    """Return CUDA's number or uuid of the GPU with nvidia-smi's `number`, else of the first one.
+    """Return CUDA's number or uuid of the GPU with nvidia-smi's `number`, else of the first.
 
     Raises BadInput if CUDA_VISIBLE_DEVICES does not name it: it may be somebody else's.
     """
@@ -82,6 +85,18 @@ def gpu_to_measure_on(number: int | None) -> str:
             f"GPU in {VISIBLE}"
         )
     return str(number)
+
+
+def gpu_of_kind(card: Device) -> str | None:
+    """Return nvidia-smi's number of the first GPU of that kind that may be used; None: there is
+    none.
+    """
+    visible, uuids = visible_gpus(), dict(enumerate(asked_here("uuid")))
+    for number, name in enumerate(asked_here("name")):
+        with suppress(UnknownDevice):
+            if find_device(name) == card and is_visible(number, uuids.get(number, ""), visible):
+                return str(number)
+    return None
 
 
 def device_of_gpu(name: str, gpu: str) -> Device:
@@ -112,7 +127,7 @@ def device_of_gpu(name: str, gpu: str) -> Device:
 
 
 def asked_here(fields: str, limit_s: float = _LIMIT_S) -> list[str]:
-    """What nvidia-smi says of each GPU, without units; nothing without an answer."""
+    """Return nvidia-smi's answer for each GPU, without units; nothing without an answer."""
     try:
         done = subprocess.run(  # noqa: S603 (the driver's own program)
             _QUERY.format(fields).split(), capture_output=True, text=True, timeout=limit_s

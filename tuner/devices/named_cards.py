@@ -1,4 +1,4 @@
-"""The GPUs that people name in their own words: "2x RTX A6000", "on my 4090s", "DGX Spark"."""
+"""Find the GPUs that people name in their own words: "2x RTX A6000", "my 4090s", "DGX Spark"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WORD = re.compile(r"[A-Za-z0-9]+")
 _OTHER = re.compile(r"[#=.$_]")  # before a word that begins no GPU's name: #L20 is a line
 _COUNT = re.compile(r"[1-9]\d{0,2}[xX](?=[A-Za-z])")  # 8xH100
 _PLURAL = re.compile(r"(?<=\d)s$")
-# What has other meanings too counts only among words for GPUs: L4, A10, 4090.
+# A name with other meanings too counts only among words for GPUs: L4, A10, 4090.
 _SHORT = re.compile(r"\d+d?|[a-z]+\d{1,2}", re.ASCII)
 _ALWAYS, _NEVER = ("h20", "gb10"), ("spark", "thor")
 _BEFORE = re.compile(
@@ -29,7 +29,9 @@ _NOT = re.compile(  # behind a number that is no GPU's, or the number of another
 
 
 def cards_in(line: str) -> Iterator[str]:
-    """The names of GPUs in a line, as it spells them, also of other makers than NVIDIA and AMD."""
+    """Yield the names of GPUs in a line, as it spells them, also of other makers than NVIDIA and
+    AMD.
+    """
     if other := other_maker(line):
         yield other[0]
     words = list(_WORD.finditer(line))
@@ -44,7 +46,7 @@ def cards_in(line: str) -> Iterator[str]:
 
 
 def _begin(line: str, word: re.Match[str]) -> int:
-    """Where a name may begin in a word, behind a count; -1 if none can."""
+    """Return where a name may begin in a word, behind a count; -1 if none can."""
     count = _COUNT.match(word[0])
     begin = word.start() + (count.end() if count else 0)
     first = _singular(line[begin : word.end()]).lower()
@@ -54,7 +56,7 @@ def _begin(line: str, word: re.Match[str]) -> int:
 
 
 def _end(line: str, begin: int, ends: Sequence[int]) -> int:
-    """Where the longest name ends that begins there and is surely a GPU's; 0 if there is none."""
+    """Return where the longest name of a GPU that begins there ends; 0 if there is none."""
     found = 0
     for end in ends:
         key = _key(_singular(line[begin:end]))
@@ -66,7 +68,7 @@ def _end(line: str, begin: int, ends: Sequence[int]) -> int:
 
 
 def _singular(name: str) -> str:
-    """A name without the mark of plurals: 4090 of "4090s", but L40S of "L40s"."""
+    """Return a name without the mark of plurals: 4090 of "4090s", but L40S of "L40s"."""
     return name[:-1] if _PLURAL.search(name) and _key(name) not in _keys() else name
 
 
@@ -84,7 +86,7 @@ def _key(text: str) -> str:
 
 @cache
 def _names() -> tuple[list[str], ...]:
-    """The words of each spelling, without the vendor."""
+    """Return the words of each spelling, without the vendor."""
     words = ([word.lower() for word in _WORD.findall(one)] for one in spellings())
     return tuple([word for word in one if word not in ("nvidia", "amd")] for one in words)
 
@@ -96,7 +98,7 @@ def _keys() -> frozenset[str]:
 
 @cache
 def _first_words() -> frozenset[str]:
-    """The words with which a name may begin, also if all of it is written as one word."""
+    """Return the words with which a name may begin, also if all of it is written as one word."""
     return _keys() | {name[0] for name in _names()}
 
 

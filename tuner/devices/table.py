@@ -1,4 +1,4 @@
-"""The table of GPUs: names as engines spell them, limits, and peak rates.
+"""Read the table of GPUs: names as engines spell them, limits, and peak rates.
 
 The figures and their sources are in devices.toml, which is parsed once, on first use.
 """
@@ -24,9 +24,9 @@ _BY_CAPABILITY = (
     "`nvidia-smi --query-gpu=compute_cap --format=csv` prints it"
 )
 _LISTED = {
-    "cli": "; `tuner list devices` lists the known ones",
-    "api": "; GET /v1/devices lists the known ones",
-    "page": ": the page Devices lists the known ones",
+    "cli": "; `tuner list devices` lists the known GPUs",
+    "api": "; GET /v1/devices lists the known GPUs",
+    "page": ": the page Devices lists the known GPUs",
 }
 
 
@@ -59,7 +59,7 @@ class Architecture:
     launch_options: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def require_fp8(self) -> str:
-        """`fp8_type`. Raises UnsupportedKernel where Triton has none, or emulates it."""
+        """Return `fp8_type`. Raises UnsupportedKernel if Triton has none, or emulates it."""
         if self.fp8_type is None:
             why = "Triton emulates them, which took 532 s for one kernel"
             if self.target.platform == CUDA:
@@ -71,13 +71,13 @@ class Architecture:
 
     @property
     def stops_at_fp8(self) -> bool:
-        """Whether Triton's kernels of 8-bit floats do not compile, so that a server stops."""
+        """Say whether Triton's kernels of 8-bit floats do not compile, so that a server stops."""
         return self.fp8_type is None and self.target.platform == CUDA
 
 
 @dataclass(frozen=True)
 class Device:
-    """One kind of GPU.
+    """A kind of GPU.
 
     Peaks are the vendor's dense rates, without structured sparsity, at boost clock. The fp16 rate
     (also valid for bf16) and the fp8 rate are for accumulation in fp32, which the kernels use;
@@ -102,17 +102,17 @@ class Device:
 
     @property
     def driver_names(self) -> tuple[str, ...]:
-        """What drivers call the card, spaces as underscores: AMD's have two names for some."""
+        """Return the drivers' names of the card, spaces as underscores: some AMD cards have two."""
         return (self.name, *(alias for alias in self.aliases if "_" in alias))
 
     @property
     def vendor(self) -> str:
-        """The first word of the names of its maker's cards: NVIDIA, AMD."""
+        """Return the first word of the names of its maker's cards: NVIDIA, AMD."""
         return self.name.partition("_")[0]
 
     @property
     def untested_vendor(self) -> str:
-        """The vendor, if the model that predicts times was never held against one of its cards."""
+        """Return the vendor, if the prediction model was never compared with its cards; else ""."""
         return "" if self.target.platform == CUDA else self.vendor
 
     @property
@@ -121,21 +121,23 @@ class Device:
 
     @property
     def shared_limit(self) -> str:
-        """The most shared memory of a block, as a line below a table."""
+        """Say the most shared memory of a block, as a line below a table."""
         return f"{self.name} has {self.shared_optin_bytes:,} bytes of shared memory a block"
 
     def peak_tflops(self, dtype: Dtype) -> float | None:
-        """Dense TFLOP/s (TOP/s) of the tensor cores for a dtype; None where they lack it."""
+        """Return dense TFLOP/s (TOP/s) of the tensor cores for a dtype; None if they lack it."""
         if dtype is Dtype.FP8_W8A8:
             return self.fp8_tflops
         return self.int8_tops if dtype is Dtype.INT8_W8A8 else self.fp16_tflops
 
     def macs_per_clock(self, tflops: float) -> float:
-        """Multiply-adds of one SM per clock when the whole device does `tflops`."""
+        """Return the multiply-adds of one SM per clock when the whole device does `tflops`."""
         return tflops * 1e3 / 2 / self.sm_count / self.architecture.clock_ghz
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures of a card and its architecture, for `tuner list devices --json`."""
+        """Return the figures of the card and its architecture, as `tuner list devices --json` has
+        them.
+        """
         card, shared = asdict(self), asdict(self.architecture)
         del card["architecture"]
         target = shared["target"]  # users know its platform by Triton's name
@@ -146,12 +148,12 @@ class Device:
 
 
 def devices() -> tuple[Device, ...]:
-    """Every GPU of the table, in its order."""
+    """Return every GPU of the table, in its order."""
     return _table().devices
 
 
 def find_device(text: str) -> Device:
-    """The GPU of that name or alias.
+    """Return the GPU of that name or alias.
 
     Case, spaces, underscores, hyphens and a leading NVIDIA or AMD do not matter. Raises
     UnknownDevice, which names the nearest GPU, or says why the GPU is refused.
@@ -176,7 +178,7 @@ def find_device(text: str) -> Device:
 
 
 def other_maker(text: str) -> tuple[str, str] | None:
-    """The card of another maker than NVIDIA and AMD that a text names, and a sentence on it."""
+    """Return a card in a text that is not NVIDIA's or AMD's, and a sentence on it."""
     text = text.replace("_", " ")
     for named, reason in _table().other_makers:
         if match := named.search(text):
@@ -185,17 +187,17 @@ def other_maker(text: str) -> tuple[str, str] | None:
 
 
 def spellings() -> tuple[str, ...]:
-    """How all GPUs of the table may be written, also those that are too old or refused."""
+    """Return the spellings of all GPUs of the table, also of GPUs that are too old or refused."""
     table = _table()
     known = (one for card in table.devices for one in (card.name, *card.aliases))
     return (*known, *table.too_old, *table.refused)
 
 
 def card_to_check(text: str) -> Device:
-    """The GPU of that name, or of that compute capability (sm_120, 12.0), as far as it decides
-    whether kernels compile and fit: the other figures are those of some card of the capability.
+    """Return the GPU of that name, or a card of that compute capability (sm_120, 12.0).
 
-    Raises UnknownDevice.
+    A card of a capability only decides whether kernels compile and fit: its other figures may
+    differ. Raises UnknownDevice.
     """
     try:
         return find_device(text)
@@ -217,7 +219,7 @@ def card_to_check(text: str) -> Device:
 
 
 def architecture(target: Target) -> Architecture:
-    """The architecture of a target. Raises UnknownDevice where no known card has that target."""
+    """Return the architecture of a target. Raises UnknownDevice if no known card has it."""
     for known in _table().architectures:
         if known.target == target:
             return known
@@ -232,7 +234,7 @@ def _key(text: str) -> str:
 @cache
 def _by_key() -> dict[str, Device]:
     named = {_key(text): one for one in devices() for text in (one.name, *one.aliases)}
-    # What a virtual machine calls an AMD card, and so the engines' config files there.
+    # A virtual machine's name of an AMD card, and so the name in the engines' config files there.
     virtual = {
         f"{key}vf": replace(device, name=f"{device.name}_VF", aliases=())
         for key, device in named.items()
@@ -258,7 +260,7 @@ class DeviceTable:
 
 
 def read_table(table: Mapping[str, Any]) -> DeviceTable:
-    """Read the values of a devices.toml. They are not checked: tests check the package's table."""
+    """Read the values of a devices.toml. Tests, not this function, check the package's table."""
     known = {name: _architecture(name, row) for name, row in table["arch"].items()}
     cards = tuple(_device(row, known[str(row["arch"])]) for row in table["device"])
     others = [(re.compile(row["named"]), row["reason"]) for row in table.get("other_maker", ())]

@@ -1,4 +1,4 @@
-"""Compile targets: kinds of GPUs as a compiler distinguishes them."""
+"""Define compile targets: kinds of GPUs as a compiler distinguishes them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The usual name: sm_89, gfx942."""
+        """Return the usual name: sm_89, gfx942."""
         return f"sm_{self.arch}" if self.platform == CUDA else str(self.arch)
 
     @property
     def capability(self) -> tuple[int, int]:
-        """(major, minor), as `torch.cuda.get_device_capability` gives it on both platforms."""
+        """Return (major, minor) as `torch.cuda.get_device_capability` does on both platforms."""
         if isinstance(self.arch, int):
             return divmod(self.arch, 10)
         found = re.fullmatch(r"gfx(\d+)(\d)[0-9a-f]", self.arch)
@@ -32,27 +32,29 @@ class Target:
 
     @property
     def sm(self) -> int:
-        """The capability as one number, as sglang's `get_device_sm` gives it on both platforms."""
+        """Return the capability as one number, as sglang's `get_device_sm` does on both
+        platforms.
+        """
         major, minor = self.capability
         return major * 10 + minor
 
     def is_sm(self, arch: int) -> bool:
-        """Whether it is this CUDA architecture and no other."""
+        """Say whether it is this CUDA architecture and no other."""
         return self.platform == CUDA and self.arch == arch
 
     def is_sm_or_later(self, arch: int) -> bool:
-        """Whether it is this CUDA architecture or a later one; False on every other platform."""
+        """Say whether it is this CUDA architecture or a later; False on every other platform."""
         return self.platform == CUDA and isinstance(self.arch, int) and self.arch >= arch
 
     def is_gfx(self, major: int, minor: int) -> bool:
-        """Whether it is AMD's architecture of that HIP capability: (9, 5) is gfx950."""
+        """Say whether it is AMD's architecture of that HIP capability: (9, 5) is gfx950."""
         return self.platform == HIP and self.capability == (major, minor)
 
     def is_gfx_or_later(self, major: int, minor: int) -> bool:
-        """Whether it is AMD's architecture of that HIP capability or a later one."""
+        """Say whether it is AMD's architecture of that HIP capability or a later."""
         return self.platform == HIP and self.capability >= (major, minor)
 
 
 def cuda_target(major: int, minor: int) -> Target:
-    """The target of a GPU of that compute capability."""
+    """Return the target of a GPU of that compute capability."""
     return Target(CUDA, major * 10 + minor, 32)

@@ -1,10 +1,10 @@
 """Predict the microseconds of a kernel that multiplies tiles.
 
-First what a block takes of a multiprocessor, and how many blocks it holds at once. These estimates
-are good enough to choose what to compile: only the compiler knows what fits. The choice of
-tensor-core instructions and the division among warps follow Triton 3.6
-(lib/Dialect/TritonGPU/Transforms/AccelerateMatmul.cpp). Then the model: a fused-MoE layer's gemm
-and a dense GEMM differ in their blocks of rows and in what they do with scales; the rest is one.
+First estimate a block's share of a multiprocessor, and how many blocks it holds at once. These
+estimates are good enough to choose the kernels to compile: only the compiler knows whether a kernel
+fits. The choice of tensor-core instructions and the division among warps follow Triton 3.6
+(lib/Dialect/TritonGPU/Transforms/AccelerateMatmul.cpp). Then apply the model: a fused-MoE layer's
+gemm and a dense GEMM differ in their blocks of rows and in their scales; all else is equal.
 
     total = launch + (latency^p + sm^p + dram^p)^(1/p) + empty blocks
 
@@ -46,7 +46,7 @@ LEAST_REGISTERS = 16  # a thread is given at least so many
 
 @dataclass(frozen=True)
 class Footprint:
-    """The resources that one block needs of its SM."""
+    """The resources of its SM that a block needs."""
 
     shared_bytes: int
     n_regs: int  # registers of a thread
@@ -54,13 +54,13 @@ class Footprint:
 
     @classmethod
     def of(cls, compiled: Compiled) -> Footprint:
-        """The footprint of a kernel that compiled."""
+        """Return the footprint of a kernel that compiled."""
         assert compiled.shared_bytes is not None
         return cls(compiled.shared_bytes, compiled.n_regs or 0, compiled.n_spills or 0)
 
 
 def blocks_per_sm(device: Device, warps: int, footprint: Footprint) -> int:
-    """Blocks that an SM holds at once, at least 1."""
+    """Return the number of blocks that an SM holds at once, at least 1."""
     arch = device.architecture
     steps = math.ceil(max(footprint.n_regs, LEAST_REGISTERS) / arch.register_step)
     registers = steps * arch.register_step * arch.target.warp_size * warps
@@ -77,14 +77,14 @@ def blocks_per_sm(device: Device, warps: int, footprint: Footprint) -> int:
 
 
 def rounds_of_work(share: float) -> float:
-    """Rounds of work. If there are several, the last is half full on average."""
+    """Return the rounds of work. If there are several, the last is half full on average."""
     return share + 0.5 if share > 1 else 1.0
 
 
 def estimate_footprint(
     dtype: Dtype, device: Device, config: Config, *, swap: bool, two_sums: bool
 ) -> Footprint:
-    """The shared memory, registers and spills that Triton 3.6 will probably need.
+    """Estimate the shared memory, registers and spills of a kernel of Triton 3.6.
 
     `swap`: as `uses_warpgroup`. `two_sums`: a step's sums are scaled or converted before they are
     added, so they need registers besides the total's.
@@ -117,7 +117,7 @@ class TensorStep:
 
 
 def uses_warpgroup(device: Device, config: Config, swap: bool) -> bool:
-    """Whether the tile is tall enough for wgmma (sm_90) or tcgen05 (sm_100).
+    """Say whether the tile is tall enough for wgmma (sm_90) or tcgen05 (sm_100).
 
     `swap`: the kernel swaps A and B, so that weights are the instruction's 64 rows.
     """
@@ -126,7 +126,7 @@ def uses_warpgroup(device: Device, config: Config, swap: bool) -> bool:
 
 
 def tensor_step(dtype: Dtype, device: Device, config: Config, swap: bool) -> TensorStep:
-    """The cost of one step, at the device table's peak rate for the dtype."""
+    """Return the cost of one step, at the device table's peak rate for the dtype."""
     rows, columns = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
     if swap:
         rows, columns = columns, rows
@@ -182,7 +182,7 @@ def _sync_step(dtype: Dtype, device: Device, config: Config, rows: int, columns:
 
 
 def _unpacks(dtype: Dtype) -> bool:
-    """Whether weights are narrower than activations, so that they are converted first."""
+    """Say whether weights are narrower than activations, so that they are converted first."""
     return dtype.weight_bits < dtype.activation_bits
 
 
@@ -229,7 +229,7 @@ class Prediction:
 
 
 class GemmModel:
-    """Predicts launches of one kind of kernel on one device.
+    """A model that predicts launches of one kind of kernel on one device.
 
     `rescales`: how often an accumulator is scaled or converted in each step along k.
     """
@@ -278,7 +278,9 @@ class GemmModel:
     def _step_clocks(
         self, load: RowBlocks, config: Config, footprint: Footprint, swap: bool
     ) -> tuple[float, float]:
-        """Clocks of a step along k, for one block alone and for its SM's busiest unit."""
+        """Return the clocks of a step along k, for one block alone and for its SM's
+        busiest unit.
+        """
         c, warps = self._constants, config["num_warps"]
         depth, threads = config["BLOCK_SIZE_K"], self._arch.target.warp_size * warps
         a, b = self._a_bytes * depth, self._b_bytes * config["BLOCK_SIZE_N"] * depth
@@ -297,7 +299,7 @@ class GemmModel:
         return alone, max(mma, shared, issue, l2) + spilt
 
     def _block_ns(self, load: RowBlocks, config: Config, steps: int, step_ns: float) -> float:
-        """Nanoseconds of one block, from its launch to its stores.
+        """Return the nanoseconds of one block, from its launch to its stores.
 
         A step's tile is requested at the end of the step `depth` before it. So `depth` steps take
         either a latency and a step, or the sum of their times, whichever is longer.
@@ -326,10 +328,10 @@ class GemmModel:
         return (b_us + rest_us) / efficiency
 
     def _refetched(self, load: RowBlocks, config: Config, weights: float) -> float:
-        """How often a matrix is read from memory, summed over the matrices.
+        """Return how often a matrix is read from memory, summed over the matrices.
 
-        Blocks of one matrix in the same group share its weights. Between groups all of the
-        matrix passes through L2, which may lose it.
+        Blocks of one matrix in the same group share its weights. Between groups all of the matrix
+        passes through L2, which may lose it.
         """
         each = load.blocks / load.weights  # blocks per matrix
         apart = math.ceil(each / config.get("GROUP_SIZE_M", 1)) if each > 1 else 1
@@ -337,8 +339,10 @@ class GemmModel:
         return load.weights * (1 + (apart - 1) * lost)
 
     def _activation_bytes(self, product: Product, config: Config) -> float:
-        """Bytes of A that are read from memory: once, and again for each column of tiles if a
-        group's rows and its weights do not stay in L2.
+        """Return the bytes of A that are read from memory.
+
+        They are read once, and again for each column of tiles if a group's rows and its weights do
+        not stay in L2.
         """
         load, reduced = product.load, product.reduced
         group = min(config.get("GROUP_SIZE_M", 1), load.blocks)

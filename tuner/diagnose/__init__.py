@@ -1,6 +1,6 @@
-"""Read logs of servers, and say what their messages about kernels and the network mean.
+"""Read logs of servers, and explain their messages about kernels and the network.
 
-The messages stand in messages.toml. Adding one is adding a row.
+The messages stand in messages.toml. A new message is a new row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Diagnosis", "Hints", "diagnose", "diagnose_text", "read_log"]
 
 
 def diagnose(paths: Iterable[Path], hints: Hints = Hints()) -> Diagnosis:
-    """Read logs of one server or cluster; "-" is the standard input.
+    """Read logs of a server or cluster; "-" is the standard input.
 
     Raises UnreadableLog, and BadInput for hints that name no GPU or engine.
     """
@@ -38,14 +38,14 @@ def diagnose(paths: Iterable[Path], hints: Hints = Hints()) -> Diagnosis:
 
 
 def diagnose_text(text: str, hints: Hints = Hints()) -> Diagnosis:
-    """Like `diagnose`, for lines that somebody pasted."""
+    """Read lines that somebody pasted, as `diagnose` reads logs."""
     check_hints(hints)
     stream = io.BytesIO(text.encode("utf-8", errors="replace"))
     return _answered(scan([("input", stream)], known_messages()), hints)
 
 
 def read_log(path: Path) -> Findings:
-    """Read what a log holds, and what it says of the server. Raises UnreadableLog."""
+    """Read the findings and the server's facts from a log. Raises UnreadableLog."""
     return scan(_streams([path]), known_messages())
 
 
@@ -79,7 +79,7 @@ def _answered(findings: Findings, hints: Hints) -> Diagnosis:
 
 
 def _answer(finding: LogFinding, context: Context) -> Explanation | None:
-    """Return what is to be said of a finding; None if it says nothing here."""
+    """Return the explanation of a finding; None if the finding says nothing here."""
     message = finding.message
     added = ANSWERS[message.answer](finding, context) if message.answer else ComputedAnswer()
     if added is None:
@@ -99,7 +99,7 @@ def _answer(finding: LogFinding, context: Context) -> Explanation | None:
 def _of_release(finding: LogFinding, engine: str, version: str) -> LogFinding:
     """Return the finding with the origins of the server's engine alone, if it has some.
 
-    A release that is older than all that were read was not among them: no release is told then.
+    A release that is older than all known releases has no origin: no release is told then.
     """
     own = [one for one in finding.form.origins if one.program.lower() == engine]
     if not own:
@@ -111,7 +111,7 @@ def _of_release(finding: LogFinding, engine: str, version: str) -> LogFinding:
 
 
 def _of_words(steps: Sequence[str], context: Context) -> Iterator[str]:
-    """Yield what commands take from people's words and from builds."""
+    """Yield notes on parts of commands that come from people's words or from builds."""
     commands = [one for one in steps if one.startswith("$ tuner ")]
     engine = context.engine_name()
     version, spec = context.version(engine), context.spec(engine)

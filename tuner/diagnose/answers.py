@@ -9,7 +9,7 @@ from tuner.diagnose.computed_answer import ComputedAnswer
 from tuner.diagnose.context import Context
 from tuner.diagnose.findings import LogFinding
 
-# An answer is None where the lines around a message show that it says nothing.
+# An answer is None if the lines around a message show that it says nothing.
 ANSWERS: Mapping[str, Callable[[LogFinding, Context], ComputedAnswer | None]] = {
     "missing_file": files.missing_file,
     "named_file": files.named_file,

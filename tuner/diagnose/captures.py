@@ -1,4 +1,4 @@
-"""Read outputs of a node's own tools: what each shows alone, by the preflight's rules."""
+"""Read outputs of a node's own tools, and judge each alone by the preflight's rules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _SEVERAL = (
 )
 _UNSET = (
     "NCCL 2.21 and later choose the row themselves: leave NCCL_IB_GID_INDEX unset, for the index "
-    "moves when interfaces change. Older ones need it, if it is the same on all ports and nodes:"
+    "moves when interfaces change. Older releases need it, if it is the same on all ports "
+    "and nodes:"
 )
 _NO_DEVICE = "No RDMA device is usable"
 
@@ -51,7 +52,7 @@ def topology(finding: LogFinding, context: Context) -> ComputedAnswer:
         return ComputedAnswer((*cause, none))
     cause += [f"{words}." for words in _nearest(found)]
     node = Node(_NODE, topology=found)
-    # A device that is far from the GPUs of these rows may be near one whose row is cut.
+    # A device that is far from the GPUs of these rows may be near a GPU whose row is cut.
     near = {nic for gpu in found.read_gpus for nic in found.nics if found.near(gpu, nic, SWITCH)}
     whole = not cut or near == {*found.nics}
     told = _told(check_topology(node, find_links(node)) if whole else ())
@@ -59,13 +60,15 @@ def topology(finding: LogFinding, context: Context) -> ComputedAnswer:
 
 
 def rdma_ports(finding: LogFinding, context: Context) -> ComputedAnswer:
-    """Say which ports are down, and what NCCL_IB_HCA follows from those that are up."""
+    """Say which ports are down, and the value of NCCL_IB_HCA that follows from the ports that are
+    up.
+    """
     text = finding.around
     devices = parse_ibv_devinfo(text) or parse_ibstat(text) or parse_rdma_link(text)
     node = Node(_NODE, ports=parse_ibdev2netdev(text), devices=devices)
     links = find_links(node)
     told = _told(check_rdma(node, links, None))
-    if len(up_devices(node)) < 1 == len(devices):  # the command may have named this one
+    if len(up_devices(node)) < 1 == len(devices):  # the command may have named this device
         told = replace(told, cause=tuple(one for one in told.cause if _NO_DEVICE not in one))
     cause = told.cause or (f"The ports of {joined(up_devices(node))} are up.",)
     if not (value := hca_list(node, links)):

@@ -22,7 +22,7 @@ _REASON = re.compile(r"\b\w*(?:Error|Exception)\w*[(:][^\n]{3,300}|Input shapes 
 
 
 def compiler(finding: LogFinding, context: Context) -> ComputedAnswer:
-    """Say the kernel and the reason, which stand below the message, and where it was launched."""
+    """Name the kernel, the reason, which stands below the message, and the place of the launch."""
     kernel = re.search(r"\bdef (\w+)\(", finding.around)
     reason = _REASON.search(finding.around.partition("CompilationError")[2])
     frame = launch_of(finding.frames)

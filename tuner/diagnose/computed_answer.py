@@ -1,4 +1,4 @@
-"""Hold what a computation adds to the table's answer."""
+"""Hold the parts that a computation adds to the table's answer."""
 
 from __future__ import annotations
 

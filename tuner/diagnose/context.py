@@ -1,4 +1,4 @@
-"""Say what is known of a server beside its messages: from its log, and from the command line."""
+"""Complete the known facts of a server: from its log, and from the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNIFIED = {"sm_87", "sm_110", "sm_121"}  # Jetson Orin, Jetson Thor, GB10 (DGX 
 
 @dataclass(frozen=True)
 class Context(CompletedHints):
-    """Complete the hints from what was read, and what findings add."""
+    """Complete the hints by the facts that were read, and by findings."""
 
     def engine_of(self, finding: LogFinding) -> str:
         """Return a message's engine: as hints, its paths or its form tell, else as the log does."""
@@ -39,7 +39,7 @@ class Context(CompletedHints):
         return device is not None and device.target.name in _UNIFIED
 
     def values(self, finding: LogFinding) -> dict[str, str]:
-        """Return what sentences may name: facts, and the holes of the message's forms.
+        """Return the values that sentences may name: facts, and the holes of the message's forms.
 
         A hole of a form hides a fact of its name: `device` of RDMA is no GPU. `unified` and
         `not_unified` are empty, and say whether the GPU shares the host's memory.

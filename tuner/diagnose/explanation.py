@@ -19,7 +19,7 @@ _NAMED = 8  # ranks and problems that are listed by name
 
 @dataclass(frozen=True)
 class Explanation:
-    """Hold what is to be said of a finding."""
+    """Hold the explanation of a finding."""
 
     finding: LogFinding
     cause: Sequence[str]  # sentences
@@ -60,7 +60,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Hold the answers to what was found in logs."""
+    """Hold the answers to the findings in logs."""
 
     answers: Sequence[Explanation]
     findings: Findings
@@ -68,7 +68,7 @@ class Diagnosis:
 
     @property
     def known(self) -> bool:
-        """Tell whether a message was recognised that says what is the matter."""
+        """Say whether a recognised message names a cause."""
         return any(answer.finding.message.kind is not Kind.FOLLOWS for answer in self.answers)
 
     @property
@@ -108,7 +108,7 @@ def _step(step: str) -> str:
 
 
 def for_engine(steps: Sequence[str], engine: str) -> Iterator[str]:
-    """Yield the steps for one engine, or all of them if it is not known."""
+    """Yield the steps for an engine, or all of them if the engine is not known."""
     for step in steps:
         name, colon, rest = step.partition(": ")
         if not colon or name not in ENGINES.values():
@@ -120,9 +120,9 @@ def for_engine(steps: Sequence[str], engine: str) -> Iterator[str]:
 
 
 def filled(sentences: Sequence[str], values: Mapping[str, str]) -> Iterator[str]:
-    """Yield the sentences with their holes filled; one with a hole of unknown value is left out.
+    """Yield the sentences with their holes filled, without sentences whose hole has no known value.
 
-    A command gets each value as one word, whatever the text says.
+    A command gets each value as a single word, whatever the text says.
     """
     words = {name: command_line(value) for name, value in values.items()}
     for sentence in sentences:

@@ -42,7 +42,7 @@ _FP8 = f"dtype={Dtype.FP8_W8A8.value}"
 _DEVICE = re.compile(r".*device_name=(.*?)(?:,\w+=.*|(?:_down)?\.json)", re.DOTALL)
 # The engines' programs that tune fused-MoE files on the card itself.
 _SCRIPTS = {"sglang": "kernels/fused_moe_triton", "vllm": "kernels/benchmark_moe.py"}
-_NAME_IT = "Mend what tells the engine the card's name: NVML, or the package amdsmi on AMD's cards."
+_NAME_IT = "Mend the source of the card's name: NVML, or the package amdsmi on AMD's cards."
 _FOLDER = re.compile(r"triton_\d+_\d+_\d+")
 
 
@@ -60,7 +60,7 @@ def missing_file(finding: LogFinding, context: Context) -> ComputedAnswer:
 
 
 def named_file(finding: LogFinding, context: Context) -> ComputedAnswer:
-    """Say what a file is for that the text names, which engine reads it, and the commands."""
+    """Say which problem and engine a named file is for, and the commands that make it."""
     path = "{sizes},device_name={card}".format_map(finding.values)
     name = path.rpartition("/")[2]
     wrong, details = misnamed(name), {"file": name}
@@ -105,7 +105,9 @@ def _readers(path: str, name: str, family: Family) -> list[str]:
 
 
 def _asked_instead(name: str, family: Family, file: str, context: Context) -> Iterator[str]:
-    """Yield what the text's server asks for instead, if the text tells model, ranks and GPU."""
+    """Yield the files that the text's server asks for instead, if the text tells model, ranks and
+    GPU.
+    """
     engine, device = context.engine(name), context.device(facts_of_line(file).get("device"))
     unsure = context.facts.get("quantization") or int(context.facts.get("dp") or 0) > 1
     if unsure or not (engine and device and context.target() and context.tp):
@@ -146,7 +148,7 @@ def script_stopped(finding: LogFinding, context: Context) -> ComputedAnswer | No
 
 
 def _about(file: MissingFile, context: Context) -> ComputedAnswer:
-    """Say what the name of a config file says, and the commands that make it."""
+    """Say which facts the name of a config file holds, and the commands that make the file."""
     details: dict[str, Any] = {"file": file.name}
     resolved, family = file.resolved, file.family
     if family is None:
@@ -178,7 +180,7 @@ def _about(file: MissingFile, context: Context) -> ComputedAnswer:
 
 
 def _only_before(file: MissingFile, context: Context) -> bool:
-    """Tell whether only a release is known before which the server's was made."""
+    """Say whether the server's release is known only as older than another release."""
     old = file.resolved.older_than if file.resolved else None
     return bool(old or context.facts.get(f"{file.engine}_before"))
 
@@ -196,13 +198,15 @@ def _of_any(
 def _what_runs(
     file: MissingFile, problems: Sequence[Problem], device: Device, context: Context
 ) -> tuple[Mapping[str, str], list[str]]:
-    """Return settings that the search for a file shows, and sentences on what the server runs."""
+    """Return settings that the search for a file shows, and sentences on the kernel that the server
+    runs.
+    """
     engine, version = file.engine, context.version(file.engine)
     flags = of_model(context.facts.settings, context.target())
     seen = seen_to_run(engine, version, problems, device, flags) if file.searched else NOTHING
     runs = engine_runs(engine, version, problems, device, {**flags, **seen})
     late = file.searched and looks_late(engine, version, problems)
-    # What the line shows is more than the rules of a newer release say.
+    # The line shows more than the rules of a newer release say.
     words = [f"{one.line()}." for one in runs if not (late and one.older and one.may_read)]
     if seen or len(words) < len(runs):
         words.append(

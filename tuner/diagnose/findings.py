@@ -1,4 +1,4 @@
-"""Hold what was found in logs, as plain values."""
+"""Hold the findings in logs, as plain values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tuner.diagnose.table import Form, Kind, Message
 from tuner.engines.logs.facts import Facts
 from tuner.engines.logs.words import Fact
 
-_MOST_VALUES = 200  # distinct values of one message; a log may be made up
+_MOST_VALUES = 200  # distinct values of a message; a log may be made up
 _MOST_RANKS = 4096
 
 
@@ -39,7 +39,9 @@ class LogFinding:
 
 @dataclass
 class Findings:
-    """Collect what a scan finds; the same message of many lines and ranks is one finding."""
+    """Collect the findings of a scan; the same message of many lines and ranks is a single
+    finding.
+    """
 
     known: dict[tuple[str, ...], LogFinding] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
@@ -47,7 +49,7 @@ class Findings:
     lines: int = 0
 
     def add(self, new: LogFinding, rank: str) -> None:
-        """Count a message; lines of several ranks with the same values are one finding."""
+        """Count a message; lines of several ranks with the same values are a single finding."""
         key = (
             new.message.name,
             *(_last_part(new.values.get(name, "")) for name in new.message.per),

@@ -1,4 +1,4 @@
-"""Find which of a model's kernels needs so many bytes of shared memory, as it is launched."""
+"""Find the kernel of a model that needs so many bytes of shared memory, as it is launched."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tuner.targets import resolve_target
 from tuner.tuning.request import Request, Source, prepare
 from tuner.tuning.run import own_launches
 
-# Checkpoints of a model differ in these; a server's log seldom says which one it is.
 _Failed = dict[str, str]  # why kernels could not be compiled, by the family
+# Checkpoints of a model differ in these types; a server's log seldom names the type.
 _OTHERS = (Dtype.FP8_W8A8, Dtype.BFLOAT16, Dtype.INT8_W8A8)
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Hold what the kernels of a model need, compiled."""
+    """Hold the needs of a model's kernels, compiled."""
 
     required: int  # bytes of shared memory, which a server's message names
     engine: Engine
@@ -39,10 +39,10 @@ class Needs:
 def that_need(
     required: int, model: str, tp: int, engine: Engine, device: Device, among: Sequence[Family]
 ) -> Needs:
-    """Compile what the engine launches for a rank of a model, and compare it with `required`.
+    """Compile the engine's launches for a rank of a model, and compare them with `required`.
 
-    `model` is a preset or the path of a config.json. Where nothing needs these bytes, other types
-    of its weights are compiled too. What cannot be compiled here is in `failed`.
+    `model` is a preset or the path of a config.json. If no launch needs these bytes, other types of
+    its weights are compiled too. Launches that cannot be compiled here are in `failed`.
     """
     serving = Serving(engine.name, engine.version, device, tp)
     failed: dict[str, str] = {}
@@ -123,7 +123,7 @@ def _sentence(
 
 
 def in_words(needs: Needs) -> Iterator[str]:
-    """Yield sentences on what was compiled, for people."""
+    """Yield sentences on the compiled launches, for people."""
     as_launched = f"as {needs.engine.name} {needs.engine.version} launches them"
     if needs.found:
         if not needs.own:

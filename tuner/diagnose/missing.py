@@ -27,13 +27,13 @@ _MARLIN = (
     "its own int4 kernel (--quantization moe_wna16, or if Marlin cannot run) reads a file of this "
     "name. The server's log says which one runs."
 )
-_MOST_MODELS = 9  # that one file's name fits, and that are told each with its command
+_MOST_MODELS = 9  # that a file's name fits, and that are listed with a command each
 NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
 class MissingFile:
-    """Describe a config file that a server looked for or a text names, and what it is for."""
+    """Describe a config file that a server looked for or a text names, and its problem."""
 
     path: str
     engine: str
@@ -49,12 +49,12 @@ class MissingFile:
 
 
 def names_missing_file(finding: LogFinding) -> bool:
-    """Tell whether a message says which config file was not found."""
+    """Say whether a message names the config file that was not found."""
     return finding.message.answer == _ANSWER
 
 
 def missing_files(findings: Findings, context: Context, serving: Serving) -> list[MissingFile]:
-    """List every missing file of a log once; files of the same problem count as one."""
+    """List every missing file of a log once; files of the same problem count as a single file."""
     found: dict[object, MissingFile] = {}
     for finding in findings.found:
         if names_missing_file(finding):
@@ -96,7 +96,7 @@ def config_file(path: str, engine: str, context: Context, serving: Serving) -> M
         except BadInput as error:
             missing = MissingFile(path, engine, family, None, error, stranger=stranger)
         if not named_in(context.model) or not isinstance(missing.error, NoSuchLayer):
-            break  # of a model of which nothing is known
+            break  # nothing is known of this model
         at = f" at tp={context.tp}" if context.tp else ""
         stranger = (
             f"No layer of {context.model}{at} asks for {missing.name}, by the rules that are known "
@@ -111,7 +111,7 @@ def _ranks(context: Context) -> tuple[int, int] | None:
     if int(context.facts.get("dp") or 0) > 1:
         return None  # engines may share experts among ranks of data parallelism too
     seen = int(context.facts.get("ranks") or 0)
-    if context.tp >= max(1, seen):  # a smaller one is of another command in the text
+    if context.tp >= max(1, seen):  # a smaller size is of another command in the text
         return context.tp, context.tp
     return (seen, _MOST_RANKS) if seen > 1 else None
 
@@ -126,8 +126,8 @@ def commands_for(
 ) -> list[str]:
     """Return the commands that tune and export the family of the text's model.
 
-    `seen`: settings that messages show, besides those of the server's command. `named`: the type of
-    weights in the name of a missing file.
+    `seen`: settings that messages show, besides the settings of the server's command. `named`: the
+    type of weights in the name of a missing file.
     """
     served = context.serving(engine, family) if family else ["--tp", str(context.tp)]
     if named and "--dtype" not in served and not context.quantised():
@@ -170,7 +170,7 @@ def _older(engine: str, context: Context) -> list[str]:
     if not before or context.version(engine):
         return []
     return [
-        f"The path is of a release before {engine} {before}, and newer ones look in another "
+        f"The path is of a release before {engine} {before}, and newer releases look in another "
         f"folder: give the server's version too, --engine {engine}==VERSION, to each command. "
         f"`{command_line('pip', 'show', engine)}` says it."
     ]
@@ -178,7 +178,7 @@ def _older(engine: str, context: Context) -> list[str]:
 
 def _of_several(error: SeveralModels, options: Sequence[str]) -> list[str]:
     """Return the commands for each problem that the file may be for."""
-    steps = ["The file's name fits several models. Take the command of the one that is served:"]
+    steps = ["The file's name fits several models. Take the command of the served model:"]
     for spec, models in error.problems.items():
         steps += [f"{models}:", _command("tune", spec, *options)]
     return [
@@ -225,7 +225,7 @@ def steps_for(
 def steps_without_problem(
     missing: MissingFile, context: Context, seen: Mapping[str, str]
 ) -> list[str]:
-    """Say what to do if the name of a file does not suffice."""
+    """Return the steps if the name of a file does not suffice."""
     device = context.device(facts_of_line(missing.name).get("device"))
     model = "" if missing.stranger else context.target()
     chosen = missing.family.words if missing.family else ()

@@ -1,8 +1,8 @@
 """Find the known messages in logs of any size.
 
-A log is read in blocks. Most blocks hold no message, so each block is first searched for the
-forms' anchors, as bytes and without blanks. That finds a message too that a terminal has wrapped.
-Only where an anchor occurs are lines decoded and matched.
+A log is read in blocks. Most blocks hold no message, so each block is first searched for the forms'
+anchors, as bytes and without blanks. This search finds a message too that a terminal has wrapped.
+Lines are decoded and matched only around an anchor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SHOWN = 1000  # characters of a line
 
 
 def scan(streams: Iterable[tuple[str, BinaryIO]], messages: Sequence[Message]) -> Findings:
-    """Search (name, stream) pairs, all of one server or cluster."""
+    """Search (name, stream) pairs, all of the same server or cluster."""
     findings = Findings()
     for name, stream in streams:
         _Scan(name, messages, findings).read(stream)
@@ -41,7 +41,7 @@ def scan(streams: Iterable[tuple[str, BinaryIO]], messages: Sequence[Message]) -
 
 @dataclass
 class _Scan:
-    """Keep the state of the scan of one log."""
+    """Keep the state of the scan of a log."""
 
     name: str
     messages: Sequence[Message]
@@ -58,7 +58,7 @@ class _Scan:
         self.findings.lines += self._first + len(self._lines) - 1
 
     def _search(self, end: int) -> None:
-        """Search the lines up to `end`, then keep only what later lines need as context."""
+        """Search the lines up to `end`, then keep only the context that later lines need."""
         if end <= self._searched:
             return
         squeezed = [line.translate(None, BLANKS) for line in self._lines]
@@ -137,7 +137,7 @@ class _Scan:
         found: list[Frame] = []
         for i in range(max(0, before - _BEFORE), before):
             if b"Traceback (most recent call last)" in self._lines[i]:
-                found = []  # those above are of another exception
+                found = []  # the frames above are of another exception
             match = _FRAME.search(self._text(i))
             if match:
                 found.append(Frame(match[1], int(match[2]), match[3] or ""))
@@ -160,7 +160,9 @@ class _Scan:
 
 
 def _starts(lines: Sequence[bytes]) -> list[int]:
-    """List where each line begins in the joined text; an empty one where the next one does."""
+    """List the start of each line in the joined text; an empty line starts where the next line
+    starts.
+    """
     found, at = [], 0
     for line in lines:
         found.append(at)

@@ -1,4 +1,6 @@
-"""Answer a Triton kernel that needs too much shared memory: whose it is, and what fits instead."""
+"""Answer a Triton kernel that needs too much shared memory: name its owner, and constants that
+fit.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tuner.problems.registry import Family, families, family_of
 from tuner.shell import command_line
 from tuner.targets import families_of
 
-# Functions that launch the kernels of families, by the family; and those of others.
+# Functions that launch the kernels of families, by the family.
 _LAUNCHERS = {
     "fused_moe": r"invoke_fused_moe\w*|fused_moe_kernel\w*|(?:fused|outplace|inplace)_\w*experts",
     "dense_gemm": r"w8a8_block_(?:fp8|int8)_\w+|\w*scaled_mm\w*",
@@ -33,9 +35,9 @@ _LAUNCHERS = {
 _ATTENTION = re.compile(
     r"[\w./-]*(?:unified|extend|decode|prefill)_attention\w*\.py|\bTRITON_ATTN\b"
 )
-# What launches kernels that are not Triton's, beside those or in their place.
+# Functions that launch kernels that are not Triton's, beside Triton's or in their place.
 _COMPILED = re.compile(r"flashinfer|trtllm|cutlass|deep_?gemm|deepep|marlin|aiter|flash_?mla")
-# What a limit that two kinds of cards have tells.
+# Sentences on a limit that two kinds of cards have.
 _TOLD_BY = {
     65536: (
         "Blocks have 65,536 bytes on Turing (sm_75: T4, RTX 20) and on most AMD cards (MI200, "
@@ -44,11 +46,11 @@ _TOLD_BY = {
         "need most.",
     )
 }
-# Releases whose defaults for experts fit a limit that those of earlier ones exceed.
+# Releases whose defaults for experts fit a limit that earlier releases exceed.
 _FITS = {
     101376: (  # 0.5.13 and 0.5.14 were read: _use_low_smem_fp8_default
         "sglang: Use 0.5.14 or later, if the weights are fp8 without blocks: its defaults for them "
-        "fit into 101,376 bytes, and those of earlier releases do not.",
+        "fit into 101,376 bytes, and the defaults of earlier releases do not.",
     )
 }
 _WHOLE = (
@@ -61,7 +63,7 @@ _INSTALLED = re.compile(r"(?:site|dist)-packages/(\w+)")
 
 
 def shared_memory(finding: LogFinding, context: Context) -> ComputedAnswer | None:
-    """Say whose kernel it was, what it needs by release and Triton, and what helps."""
+    """Name the kernel's owner, its needs by release and Triton, and the steps that help."""
     if _CANDIDATE in finding.text:
         return None
     required, limit = (_bytes(finding.values.get(name, "0")) for name in ("required", "limit"))
@@ -92,7 +94,7 @@ def _known_kernel(frame: Frame) -> Mapping[str, Any] | None:
 
 
 def launch_of(frames: Sequence[Frame]) -> Frame | None:
-    """Return the innermost frame that is the engine's: where the kernel was launched."""
+    """Return the innermost frame that is the engine's: the place of the kernel's launch."""
     return next((frame for frame in reversed(frames) if not _of_triton(frame)), None)
 
 
@@ -104,7 +106,7 @@ def _frame_below(finding: LogFinding) -> Frame | None:
 
 
 def _of_triton(frame: Frame) -> bool:
-    """Tell whether a frame is Triton's or torch's, and not of a package's folder of that name."""
+    """Say whether a frame is Triton's or torch's, and not of a package's folder of that name."""
     path = frame.path.replace("\\", "/")
     inner = re.search(r"(?:^|/)(?:triton/(?:runtime|compiler|backends|testing\.py)|torch/)", path)
     return bool(inner) and _package_of(frame) in ("", "torch", "triton")
@@ -140,7 +142,9 @@ def _elsewhere(
 
 
 def _of_nothing(finding: LogFinding, context: Context, details: dict[str, Any]) -> ComputedAnswer:
-    """Answer if nothing names the kernel: what the model has, and what is asked for."""
+    """Answer if nothing names the kernel: list the model's kernels, and ask for the missing
+    facts.
+    """
     cause = "The traceback is cut, or not there: nothing shows which kernel it was."
     if finding.frames:
         cause = "The traceback is cut: it shows only triton's own frames, and not the kernel."
@@ -204,7 +208,7 @@ def _families_of(context: Context) -> list[Family]:
 
 
 def _families_to_check(found: Sequence[Family], context: Context) -> list[str]:
-    """Say which kernels the model has, and the commands that compile what is launched."""
+    """Return the model's kernels, and the commands that compile the launches."""
     titles = ", ".join(one.title for one in found)
     name = context.target()
     if not found:
@@ -214,7 +218,9 @@ def _families_to_check(found: Sequence[Family], context: Context) -> list[str]:
 
 
 def _compiled(among: Sequence[Family], required: int, context: Context) -> Needs | None:
-    """Compile what these kernels need on the server's GPU; None if facts or the release lack."""
+    """Compile these kernels for the server's GPU, and return their needs; None if facts or the
+    release are missing.
+    """
     name, device = context.engine_name(), context.device()
     model = context.target()
     engine = context.engine(name) if name and context.version(name) else None
@@ -226,7 +232,7 @@ def _compiled(among: Sequence[Family], required: int, context: Context) -> Needs
 def _by_bytes(
     needs: Needs, among: Sequence[Family], cause: str, context: Context, details: dict[str, Any]
 ) -> ComputedAnswer:
-    """Answer if the bytes that kernels need were compared with those of the message."""
+    """Answer with the launches whose bytes were compared with the message's bytes."""
     said = in_words(needs)
     details["launches"] = list(needs.found)
     if not needs.found:
@@ -239,7 +245,8 @@ def _by_bytes(
 
 
 def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) -> list[str]:
-    """Return the commands that compile a model's kernels for the server's GPU; else what they lack.
+    """Return the commands that compile a model's kernels for the server's GPU; else the missing
+    facts.
 
     `own`: the checkpoint is as the preset of its name.
     """
@@ -247,7 +254,7 @@ def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) 
     if too_old := context.too_old():
         return [too_old]
     if lacks := context.missing(engine, model=True):
-        return [f"If it is one of them, `tuner tune` makes files that fit. {lacks}"]
+        return [f"If the kernel is among them, `tuner tune` makes files that fit. {lacks}"]
     options = context.options(engine)
     model = context.target() if own else ""
     whose = context.model if own else "the very checkpoint that is served"

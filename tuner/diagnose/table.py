@@ -1,7 +1,7 @@
 """Read the table of known messages: messages.toml.
 
 A message has one or several forms. A form is the format string in the engine's own source, with
-holes for what the engine fills in:
+holes for the parts that the engine fills in:
 
     {name}        any text, as short as possible
     {name:int}    digits, perhaps with commas
@@ -42,7 +42,7 @@ _KINDS = {
 
 
 class Kind(str, Enum):
-    """Say what a message means for the server, the worst first."""
+    """The effects of a message on the server, the worst first."""
 
     STOPS = "stops"  # the server ends, or cannot serve
     UNCLEAR = "unclear"  # the same, and the message does not say why
@@ -56,8 +56,8 @@ class MessageSource:
     """Say where a form stands in a program's source."""
 
     program: str  # sglang, vLLM, NCCL, torch, Triton, Ray ...
-    since: str  # the first release of those read that has it; "" where releases were not compared
-    until: str  # the last one; "" where the newest one read still has it
+    since: str  # the first known release that has it; "": releases were not compared
+    until: str  # the last release; "": the newest known release still has it
     source: str  # release, file and line of the format string, or the thread that reports it
 
     def releases(self) -> str:
@@ -70,7 +70,7 @@ class MessageSource:
 
 @dataclass(frozen=True)
 class Form:
-    """Hold one format string."""
+    """Hold a format string."""
 
     text: str
     origins: Sequence[MessageSource]
@@ -88,18 +88,18 @@ class Form:
 
 @dataclass(frozen=True)
 class Message:
-    """Hold a known message, and what is to be said of it."""
+    """Hold a known message and its explanation."""
 
     name: str
     title: str
     kind: Kind
     forms: Sequence[Form]
-    cause: Sequence[str]  # sentences; one that names a hole without a value is left out
-    fix: Sequence[str]  # the same; "$ " begins a command, "sglang: " or "vLLM: " one engine's step
-    answer: str = ""  # the name of a function of `answers` that adds what must be computed
+    cause: Sequence[str]  # sentences; a sentence that names a hole without a value is left out
+    fix: Sequence[str]  # the same; "$ " begins a command, "sglang: " or "vLLM: " an engine's step
+    answer: str = ""  # the name of a function of `answers` that computes an answer
     below: int = 0  # how many lines below the message that function reads
     per: Sequence[str] = ()  # holes whose values make findings of their own
-    unless: Sequence[str] = ()  # names of messages beside which this one says nothing new
+    unless: Sequence[str] = ()  # names of messages beside which this message says nothing new
 
 
 @cache

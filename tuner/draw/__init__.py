@@ -1,1 +1,1 @@
-"""Pictures of numbers, without a library. Nothing here knows what the numbers mean."""
+"""Draw pictures of numbers, without a library. Nothing here knows the numbers' meaning."""

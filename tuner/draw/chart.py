@@ -1,4 +1,4 @@
-"""A chart of lines on logarithmic axes with a strip of gains below it; rows of values with bars.
+"""Draw a chart of lines on logarithmic axes above a strip of gains; and rows of values with bars.
 
 A chart is as wide as a phone's page, so that its text is never reduced there.
 """
@@ -55,21 +55,21 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """What to draw. All x and y are above zero."""
+    """The contents of a chart. All x and y are above zero."""
 
     title: str
     x_label: str
     y_label: str
     series: tuple[Series, ...]
     gains: Mapping[float, float] = field(default_factory=dict)  # by x; above 1 is better
-    glyphs: Mapping[Glyph, str] = field(default_factory=dict)  # what the forms of points mean
+    glyphs: Mapping[Glyph, str] = field(default_factory=dict)  # the meanings of the forms of points
     # Text for values of the x axis. Empty: round numbers, which need not be points of a line.
     x_names: Mapping[float, str] = field(default_factory=dict)
     reach: tuple[float, ...] = ()  # values of y that the axis holds too
 
 
 def draw_chart(chart: Chart) -> Drawing:
-    """The chart as shapes."""
+    """Return the chart as shapes."""
     shapes: list[Shape] = [Text(0, 16, cut_text(chart.title, 13, WIDTH), 13, bold=True)]
     legend, top = _legend(chart, 36)
     spots = [spot for one in chart.series for spot in one.spots]
@@ -89,7 +89,9 @@ def draw_chart(chart: Chart) -> Drawing:
 
 
 def _legend(chart: Chart, top: float) -> tuple[list[Shape], float]:
-    """The names of lines, if there are several, and of glyphs, in rows; and the y below them."""
+    """Return the names of lines, if there are several, and of glyphs, in rows; and the y below
+    them.
+    """
     items: list[tuple[str, list[Shape]]] = []
     for one in chart.series if len(chart.series) > 1 else ():
         sample: list[Shape] = [Line(((0, 0), (20, 0)), one.colour, 2, one.dashed)]
@@ -142,7 +144,7 @@ def _line(one: Series, x: LogScale, y: LogScale) -> list[Shape]:
 
 
 def _strip(gains: Mapping[float, float], x: LogScale, top: float) -> list[Shape]:
-    """A bar for each gain, from 1 upwards, or downwards where the gain is a loss."""
+    """Draw a bar for each gain, from 1 upwards, or downwards if the gain is a loss."""
     high, low = max(1.02, *gains.values()), min(1.0, *gains.values())
     bottom, room = top + _STRIP, _STRIP - 16  # 16 pixels for the number of the highest bar
 
@@ -188,7 +190,7 @@ def _x_axis(chart: Chart, x: LogScale, bottom: float) -> list[Shape]:
 def _apart(
     values: Iterable[float], x: LogScale, names: Mapping[float, str], size: float, gap: float
 ) -> dict[float, float]:
-    """The values whose texts do not touch earlier ones, with the middles of their texts.
+    """Return the values whose texts do not touch earlier texts, with the middles of their texts.
 
     No text leaves the picture.
     """
@@ -208,7 +210,7 @@ _GAIN = 54.0  # width of the column of gains
 
 @dataclass(frozen=True)
 class Row:
-    """A quantity with its values as text; `gain` is above 1 where it became better."""
+    """A quantity with its values as text; `gain` is above 1 if it became better."""
 
     name: str
     values: str
@@ -216,10 +218,10 @@ class Row:
 
 
 def draw_rows(title: str, rows: Sequence[Row]) -> Drawing:
-    """The rows below a title. The longest bar is the greatest gain or loss."""
+    """Draw the rows below a title. The longest bar is the greatest gain or loss."""
     longest = max((_length(row.gain) for row in rows if row.gain), default=0.0)
     edge = WIDTH - (_GAIN if longest else 0)
-    # Values stand beside the names where there is room for all of them, else below.
+    # Values stand beside the names if there is room for all of them, else below.
     below = any(text_width(f"{row.name}  {row.values}", 12) > edge for row in rows)
     height = _ROW + (_SECOND_LINE if below else 0)
     shapes: list[Shape] = [Text(0, 16, cut_text(title, 13, WIDTH), 13, bold=True)]

@@ -1,4 +1,4 @@
-"""What a picture consists of, its axes, and the picture as SVG or on a page of HTML.
+"""Define the shapes of a picture, its axes, and the picture as SVG or on a page of HTML.
 
 Lengths are pixels at its natural size. A page is light or dark as the system is. It stands alone:
 it loads no script, style sheet, picture or font.
@@ -13,7 +13,7 @@ from enum import Enum
 from html import escape
 
 _STEPS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
-_FEWEST = 3  # ticks of an axis, where the finest steps give as many
+_FEWEST = 3  # ticks of an axis, if the finest steps give as many
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class LogScale:
     end: float
 
     def at(self, value: float) -> float:
-        """The pixel of a value above zero."""
+        """Return the pixel of a value above zero."""
         share = math.log(value / self.low) / math.log(self.high / self.low)
         return self.start + share * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Round values on the axis: as few as say enough."""
+        """Return round values on the axis: as few as say enough."""
         for steps in (*_STEPS, [n / 10 for n in range(10, 100)]):
             found = self._ticks(steps)
             if len(found) >= _FEWEST:
@@ -46,7 +46,7 @@ class LogScale:
 
 
 def log_scale(values: Iterable[float], start: float, end: float, room: float = 1.12) -> LogScale:
-    """An axis that holds all values, with a factor of `room` on both sides."""
+    """Return an axis that holds all values, with a factor of `room` on both sides."""
     some = list(values)
     low, high = min(some) / room, max(some) * room
     if high / low < 1.5:  # one value, or values that are nearly equal
@@ -55,7 +55,7 @@ def log_scale(values: Iterable[float], start: float, end: float, room: float = 1
 
 
 def number_text(value: float) -> str:
-    """A tick's number: 0.25, 7.5, 1024, 20k, 3M."""
+    """Write a tick's number: 0.25, 7.5, 1024, 20k, 3M."""
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= 10 * unit or (unit > 1e3 and value >= unit):
             return f"{value / unit:.3g}{name}"
@@ -152,7 +152,7 @@ _LETTER, _LARGE, _SIGN = 0.58, 0.64, 0.84  # widths of letters, digits and capit
 
 
 def corners_of(mark: Mark) -> tuple[tuple[float, float], ...]:
-    """The corners of a mark that has some; its area is about that of a disc."""
+    """Return the corners of a mark with corners; its area is about that of a disc."""
     r = RADIUS
     around: dict[Glyph, tuple[tuple[float, float], ...]] = {
         Glyph.SQUARE: ((-r, -r), (r, -r), (r, r), (-r, r)),
@@ -174,14 +174,14 @@ class Drawing:
 
 
 def text_width(words: str, size: float) -> float:
-    """About the width of a text, a little more than it needs in common fonts."""
+    """Estimate the width of a text, a little more than it needs in common fonts."""
     large = sum(letter.isdigit() or letter.isupper() for letter in words)
     signs = sum(letter in "×+=%" for letter in words)
     return size * (_LETTER * (len(words) - large - signs) + _LARGE * large + _SIGN * signs)
 
 
 def cut_text(words: str, size: float, width: float) -> str:
-    """A text that fits a width; three dots stand for what is left out."""
+    """Cut a text to a width; three dots stand for the part that is left out."""
     if text_width(words, size) <= width:
         return words
     room = width - text_width("...", size)
@@ -193,9 +193,11 @@ _FONT = "system-ui, -apple-system, Segoe UI, DejaVu Sans, sans-serif"
 
 
 def svg_text(drawing: Drawing, *, inline: bool = False) -> str:
-    """The SVG document. With `inline` it is part of a page that has the rules of its colours.
+    """Return the SVG document. With `inline` it is part of a page that has the rules of its
+    colours.
 
-    Colours are attributes of the light picture, so that a program without styles draws that one.
+    Colours are attributes of the light picture, so that a program without styles draws the light
+    picture.
     """
     body = "\n".join(_shape(shape) for shape in drawing.shapes)
     wide, high = f"{drawing.width:.0f}", f"{drawing.height:.0f}"
@@ -209,13 +211,15 @@ def svg_text(drawing: Drawing, *, inline: bool = False) -> str:
 
 
 def colour_style() -> str:
-    """The rules that colour shapes on a dark ground, where the reader's system is dark."""
+    """Return the rules that colour shapes on a dark ground, if the reader's system is dark."""
     dark = {name: colour.value[1] for name, colour in Colour.__members__.items()}
     return f"@media (prefers-color-scheme: dark){{{_rules(dark)}}}"
 
 
 def scheme_style() -> str:
-    """The rules that colour shapes by the `color-scheme` of the page, which it may let choose."""
+    """Return the rules that colour shapes by the page's `color-scheme`, which the page may let
+    choose.
+    """
     return _rules(
         {
             name: f"light-dark({colour.value[0]},{colour.value[1]})"
@@ -282,7 +286,7 @@ def _text(text: Text) -> str:
 
 
 def joined(drawings: Iterable[Drawing]) -> str:
-    """Several drawings of one page, each in a box that the page can place."""
+    """Join drawings of one page, each in a box that the page can place."""
     return "\n".join(f"<figure>{svg_text(one, inline=True)}</figure>" for one in drawings)
 
 
@@ -312,7 +316,7 @@ tr.group span { color: var(--MUTED); font-weight: 400; }
 
 
 def html_page(title: str, body: str) -> str:
-    """A page with a title (plain text) and a body (HTML), light or dark as the system is."""
+    """Return a page with a title (plain text) and a body (HTML), light or dark as the system is."""
     light, dark = (
         "".join(f"--{name}:{Colour[name].value[ground]};" for name in _COLOURS) for ground in (0, 1)
     )

@@ -1,1 +1,1 @@
-"""LLM engines on disk, one folder each. Their source is read, never imported."""
+"""Read LLM engines on disk, a folder for each engine. Their source is never imported."""

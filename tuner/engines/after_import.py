@@ -18,9 +18,9 @@ log = logging.getLogger("tuner.plugin")
 
 
 def after_import(name: str, hook: Hook) -> None:
-    """Call `hook` with the module of that name: now if it is there, else once it is imported.
+    """Call `hook` with the module of that name: now if it is imported, else once it is.
 
-    What the hook raises is logged: a server must start even if nothing can be applied.
+    The hook's exceptions are logged: a server must start even if nothing can be applied.
     """
     if name in sys.modules:
         _call(hook, sys.modules[name])

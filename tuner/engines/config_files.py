@@ -1,9 +1,8 @@
 """Read and write the JSON files in which engines keep launch configurations.
 
-A file maps batch sizes (whole numbers, as strings) to configurations. Engines check nothing
-beyond `json.load` and `int(key)`, so a bad file fails late, inside a kernel launch.
-
-The sidecars of exported files tell which files in an engine's package are this program's.
+A file maps batch sizes (whole numbers, as strings) to configurations. Engines check nothing beyond
+`json.load` and `int(key)`, so a bad file fails late, inside a kernel launch. The sidecars of
+exported files tell which files in an engine's package this program wrote.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tuner.problems.points import TRITON_DEFAULTS, Config, triton_defaults
 
 REQUIRED_FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
 # Launch options besides the kernel's parameters. Engines pass every key of an entry to the launch,
-# where Triton refuses an option that the GPU's own compiler does not have.
+# and Triton refuses an option there that the GPU's own compiler does not have.
 LAUNCH_OPTIONS = (*TRITON_DEFAULTS, "num_ctas", "maxnreg")
 AMD_OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 # Options whose value may be 0, with which the compiler chooses.
@@ -34,7 +33,9 @@ _UNTYPED_BLOCKS = re.compile(r"E=\d+,N=\d+,device_name=[^,]+,block_shape=\[[^\]]
 
 
 def misnamed(name: str) -> str:
-    """Why no engine asks for a file of this name, if a part of it is missing; "" if none is."""
+    """Say why no engine asks for a file of this name, if the name lacks a part; "" if it lacks
+    none.
+    """
     if not _UNTYPED_BLOCKS.fullmatch(name):
         return ""
     return (
@@ -51,8 +52,8 @@ class EntryFields:
     names: tuple[str, ...]  # all of them, in the order engines write
     flags: frozenset[str] = frozenset()  # true or false in a file, and 1 or 0 in a Config
     zero: frozenset[str] = frozenset()  # may be 0; all others are at least 1
-    # Whether a file may have null for a size, where the engine runs another kernel. It is an empty
-    # Config here.
+    # Whether a file may have null for a size, at which the engine runs another kernel. It is an
+    # empty Config here.
     null: bool = False
     aside: frozenset[str] = frozenset()  # keys of a file that are no batch sizes, and are not read
 
@@ -112,8 +113,9 @@ def read_lenient(path: Path, fields: EntryFields = TILES) -> ConfigFile:
 
 
 def read_written(path: Path, fields: EntryFields, own: Container[int]) -> Mapping[int, Config]:
-    """Read the entries of a file that was written: strictly, but at the sizes `own`, which hold the
-    engine's own entries as they are. Raises MalformedConfigFile.
+    """Read the entries of a file that was written; raises MalformedConfigFile.
+
+    Read strictly, except at the sizes `own`, which hold the engine's own entries as they are.
     """
     entries = read_lenient(path, fields).entries
     for size, config in entries.items():
@@ -123,13 +125,13 @@ def read_written(path: Path, fields: EntryFields, own: Container[int]) -> Mappin
 
 
 def read_any_fields(path: Path, fields: EntryFields) -> ConfigFile:
-    """Read a user's file strictly, but for fields with other names, which are kept."""
+    """Read a user's file strictly, but keep fields with other names."""
     more = {n for e in read_lenient(path, fields).entries.values() for n in e} - {*fields.names}
     return read_config_file(path, replace(fields, names=(*fields.names, *sorted(more))))
 
 
 def parse_entry(key: str, row: object, fields: EntryFields = TILES) -> tuple[int, Config]:
-    """(batch size, configuration) of an entry of parsed JSON, read strictly.
+    """Read an entry of parsed JSON strictly: return (batch size, configuration).
 
     Raises MalformedConfigFile, which names the key.
     """
@@ -142,13 +144,15 @@ def parse_entry(key: str, row: object, fields: EntryFields = TILES) -> tuple[int
 
 
 def config_file_text(entries: Mapping[int, Config], fields: EntryFields = TILES) -> str:
-    """The JSON that engines read: sizes ascending, fields in the engines' order, flags as true."""
+    """Write the JSON that engines read: sizes ascending, fields in their order, flags as true."""
     rows = {str(size): entry_json(entries[size], fields) for size in sorted(entries)}
     return json.dumps(rows, indent=4) + "\n"
 
 
 def entry_json(config: Config, fields: EntryFields = TILES) -> dict[str, int | bool] | None:
-    """An entry as engines write it; None for an empty configuration where a file may have null."""
+    """Return an entry as engines write it; None for an empty configuration if a file
+    may have null.
+    """
     if fields.null and not config:
         return None
     known = fields.names
@@ -157,23 +161,23 @@ def entry_json(config: Config, fields: EntryFields = TILES) -> dict[str, int | b
 
 
 def nearest_entry(entries: Mapping[int, Config], batch_size: int) -> Config:
-    """The entry of the nearest batch size; of two equally near, the first in the file."""
+    """Return the entry of the nearest batch size; of two equally near, the first in the file."""
     return entries[min(entries, key=lambda size: abs(size - batch_size))]
 
 
 def launch_config(config: Config, platform: str = CUDA) -> Config:
-    """The configuration with Triton's defaults filled in (4 warps, and 3 stages or 2 on HIP)."""
+    """Fill in Triton's defaults (4 warps, and 3 stages or 2 on HIP)."""
     return Config({**triton_defaults(platform), **config})
 
 
 def launch_options(platform: str) -> tuple[str, ...]:
-    """The launch options that Triton's compiler for "cuda" or "hip" has."""
+    """Return the launch options that Triton's compiler for "cuda" or "hip" has."""
     amd = (*TRITON_DEFAULTS, "num_ctas", *AMD_OPTIONS)
     return amd if platform == HIP else LAUNCH_OPTIONS
 
 
 def fields_on(fields: EntryFields, platform: str) -> EntryFields:
-    """The fields without options that Triton's compiler for "cuda" or "hip" lacks."""
+    """Return the fields without options that Triton's compiler for "cuda" or "hip" lacks."""
     lacking = {*LAUNCH_OPTIONS, *AMD_OPTIONS} - {*launch_options(platform)}
     return replace(fields, names=tuple(name for name in fields.names if name not in lacking))
 
@@ -232,8 +236,8 @@ def _oddities(key: str, values: Mapping[str, int], fields: EntryFields) -> Itera
             least = _least(name, fields)
             yield f"key {key!r}: field {name!r} must be from {least} to {_MAX_VALUE}, not {value}"
     # Entries without both num_warps and num_stages ask for Triton's defaults: sglang's heuristic
-    # and some shipped files have them. An entry with only one of the two is a mistake, where
-    # entries may have both.
+    # and some shipped files have them. An entry with only one of the two is a mistake, if entries
+    # may have both.
     missing = [name for name in TRITON_DEFAULTS if name not in values]
     if len(missing) == 1 and missing[0] in fields.names:
         yield f"key {key!r}: lacks field {missing[0]!r}"
@@ -254,7 +258,7 @@ PROVENANCE = "provenance"  # the sidecars' folder under a root
 
 
 def read_sidecar(path: Path, sidecar: Path) -> Mapping[str, Any] | None:
-    """The content of a sidecar; None where there is none, or the file has changed since."""
+    """Read a sidecar; None if there is none, or the file has changed since."""
     try:
         data = path.read_bytes()
         provenance = json.loads(sidecar.read_text(encoding="utf-8"))
@@ -265,11 +269,11 @@ def read_sidecar(path: Path, sidecar: Path) -> Mapping[str, Any] | None:
 
 
 def sidecar_of(path: Path) -> Path | None:
-    """The sidecar of an exported file; None where it has none.
+    """Return the sidecar of an exported file; None if it has none.
 
-    The sidecar of ROOT/configs/triton_3_6_0/NAME is ROOT/provenance/triton_3_6_0/NAME, that of
-    ROOT/attention/triton_3_6_0/NAME is below ROOT/provenance/attention, and that of vLLM's
-    ROOT/NAME is ROOT/provenance/NAME.
+    The sidecar of ROOT/configs/triton_3_6_0/NAME is ROOT/provenance/triton_3_6_0/NAME. The sidecar
+    of ROOT/attention/triton_3_6_0/NAME is below ROOT/provenance/attention, and the sidecar of
+    vLLM's ROOT/NAME is ROOT/provenance/NAME.
     """
     for root in list(path.parents)[:3]:
         below = path.relative_to(root)
@@ -280,17 +284,17 @@ def sidecar_of(path: Path) -> Path | None:
 
 
 def kept_file(sidecar: Path) -> Path:
-    """Where an export into an engine's package keeps the engine's file that it replaces.
+    """Return the path at which an export keeps the engine's file that it replaces.
 
-    Its name does not end in .json because all .json files there are sidecars.
+    The name does not end in .json because all .json files there are sidecars.
     """
     return sidecar.with_name(f"{sidecar.name}.shipped")
 
 
 def shipped_at(path: Path) -> Path | None:
-    """The file that an engine ships at a path of its package; None if it ships none.
+    """Return the file that an engine ships at a path of its package; None if it ships none.
 
-    Where this program's file lies at the path, it is the file that was kept.
+    If this program's file lies at the path, return the kept file.
     """
     sidecar = sidecar_of(path)
     if sidecar and read_sidecar(path, sidecar):

@@ -1,6 +1,6 @@
-"""Which kernel an engine runs for a problem, by the rules that were read from its dispatch code.
+"""Say which kernel an engine runs for a problem, by the rules read from its dispatch code.
 
-An answer refuses nothing: it says whether the files that the tuner writes will count.
+An answer refuses nothing: it says whether the engine reads the files that the tuner writes.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Kernel:
     name: str  # for people: "FlashAttention 3"
     backend: str  # the library that has it: "fa3"
     triton: bool  # the kernel that the tuner tunes
-    condition: str  # "" where it has none
+    condition: str  # "" without a condition
     source: str  # file and line of the engine's package
     needs: str = ""  # a backend without which the condition is false
     enough: bool = False  # with which it is true
     by_file: bool = False  # the tuned kernel runs instead if a file has an entry, not null
 
     def holds(self, installed: Collection[str] | None) -> bool | None:
-        """Whether its condition is true where these backends are installed; None: not known."""
+        """Say whether its condition is true with these backends installed; None: unknown."""
         if not self.condition:
             return True
         if installed is None or not self.needs:
@@ -72,7 +72,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Runs:
-    """What an engine runs for a problem on a device. The last kernel has no condition."""
+    """The kernels that an engine runs for a problem on a device. The last has no condition."""
 
     engine: str
     version: str
@@ -80,12 +80,12 @@ class Runs:
     device: str
     kernels: Sequence[Kernel]
     to_triton: Mapping[str, str]  # flags and variables that make it Triton; empty: none can
-    reads: str  # words about files, where the usual ones would be wrong
+    reads: str  # words about files, if the usual words would be wrong
     notes: Sequence[str]
     problems: Sequence[str]  # the texts of the problems that it holds for
-    subject: str = "here"  # "for extend_attention", where others have another answer
+    subject: str = "here"  # "for extend_attention", if other problems have another answer
     older: bool = False  # the version is older than each release that was read: all is a doubt
-    doubt: str = ""  # what the next release that was read runs, if the version lies between
+    doubt: str = ""  # the kernel of the next release read, if the version lies between
     # Flags and variables without which a server stops as it loads. The kernels are those with them.
     needs: Mapping[str, str] = field(default_factory=dict)
 
@@ -95,19 +95,19 @@ class Runs:
 
     @property
     def always_reads(self) -> bool:
-        """Tell whether an entry of a file counts, whichever kernel runs without it."""
+        """Say whether an entry of a file counts, whichever kernel runs without it."""
         return all(kernel.triton or kernel.by_file for kernel in self.kernels)
 
     @property
     def may_read(self) -> bool:
-        """Tell whether tuned files may be read, as far as anybody knows."""
+        """Say whether tuned files may be read, as far as anybody knows."""
         some = any(kernel.triton or kernel.by_file for kernel in self.kernels)
         return some or (self.older and not self.reads)
 
     def without_us(self, installed: Collection[str] | None = None) -> Kernel | None:
-        """The kernel that a server runs without this program; None where that is not known.
+        """Return the kernel that a server runs without this program; None if it is not known.
 
-        `installed` names the backends that the server's environment has; None: nobody knows.
+        `installed` names the backends that the server's environment has; None: unknown.
         """
         if self.older or self.doubt:
             return None
@@ -120,13 +120,13 @@ class Runs:
         return None  # the last kernel has no condition
 
     def line(self) -> str:
-        """One line for people: what runs, and whether tuned files count."""
+        """Say in one line which kernel runs, and whether tuned files count."""
         notes = "".join(f"; {note}" for note in self.notes)
         return f"{self.words}; {self.reads or self._files()}{notes}"
 
     @property
     def words(self) -> str:
-        """What runs: "sglang 0.5.16 on NVIDIA_H200 runs FlashAttention 3 here"."""
+        """Say which kernel runs: "sglang 0.5.16 on NVIDIA_H200 runs FlashAttention 3 here"."""
         first, *others = self.kernels
         needs = f" with {options_text(self.needs)}" if self.needs else ""
         runs = f"{first.name} {self.subject}{needs}{first.words}"
@@ -135,7 +135,7 @@ class Runs:
         return f"{engine} on {self.device} runs {runs}{self._rules()}"
 
     def _rules(self) -> str:
-        """Say whose rules these are, if they are of another release, and what is in doubt."""
+        """Say whose rules these are, if they are of another release, and the doubt about them."""
         if self.version == self.release:
             return ""
         doubt = f"; {self.doubt}, and no release between was read" if self.doubt else ""
@@ -156,7 +156,7 @@ class Runs:
 
     @property
     def options(self) -> str:
-        """The flags and variables that make it Triton, as people type them."""
+        """Return the flags and variables that select Triton, as people type them."""
         return options_text(self.to_triton)
 
     @property
@@ -164,7 +164,7 @@ class Runs:
         return any(kernel.triton for kernel in self.kernels)
 
     def as_json(self) -> dict[str, Any]:
-        """The object "runs" of reports."""
+        """Return the object "runs" of reports."""
         return {
             "line": self.line(),
             "rules_of": self.release,
@@ -184,11 +184,11 @@ def what_runs(
 ) -> Runs | None:
     """Return the kernel that a version of an engine runs; None if its rules do not say.
 
-    An empty `version` is the newest one that was read. A version that was not read follows the
-    newest one before it, or the oldest of all, and the answer says so. `flags` are the server's
-    flags ("--moe-runner-backend") and environment variables; a flag without a value is "1".
-    `of_class` adds the model's class to them. If a server has a kernel only with further flags,
-    the answer is of a server that has them.
+    An empty `version` is the newest that was read. An unknown release uses the rules of the newest
+    older release, or of the oldest of all, and the answer says so. `flags` are the server's flags
+    ("--moe-runner-backend") and environment variables; a flag without a value is "1". `of_class`
+    adds the model's class to them. If a server has a kernel only with further flags, the answer is
+    for a server that has them.
     """
     runs = _runs(engine, version, problem, device, flags)
     further = runs.to_triton if runs and runs.to_triton.keys().isdisjoint(flags) else {}
@@ -206,7 +206,7 @@ def engine_runs(
     device: Device,
     flags: Mapping[str, str] = _NOTHING,
 ) -> list[Runs]:
-    """Ask `what_runs` for several problems: each answer once, with the problems it holds for."""
+    """Ask `what_runs` for several problems: return each answer once, with its problems."""
     asked = list(dict.fromkeys(problems))
     answers: dict[str, Runs] = {}
     groups: dict[str, list[Problem]] = {}
@@ -248,7 +248,7 @@ def seen_to_run(
 
 
 def looks_late(engine: str, version: str, problems: Iterable[Problem]) -> bool:
-    """Tell whether a version looks for files of problems only as it launches Triton's kernel."""
+    """Say whether a version looks for files of problems only as it launches Triton's kernel."""
     table = dispatch_table(engine)
     if not (table and version):
         return False
@@ -304,7 +304,7 @@ def _runs(
 
 
 def _kernels(asked: Asked) -> list[Kernel]:
-    """The kernels, without those before the last one that are the last one in any case."""
+    """Return the kernels, without kernels before the last that equal the last."""
     kept = [_kernel(asked, rule) for rule in asked.rules]
     while len(kept) > 1 and kept[-2].name == kept[-1].name:
         del kept[-2]
@@ -332,7 +332,7 @@ def _kernel(asked: Asked, rule: DispatchRule) -> Kernel:
 
 
 def _doubt(asked: Asked, version: str) -> str:
-    """Say what the release read after a version does, if it is another thing; else ""."""
+    """Say which kernel the release read after a version runs, if it is another; else ""."""
     later = asked.table.following(version) if version else ""
     if not later:
         return ""
@@ -350,8 +350,8 @@ def _doubt(asked: Asked, version: str) -> str:
 def _of_its_type(given: dict[str, str], problem: Problem) -> dict[str, str]:
     """Return the settings; without the checkpoint if its experts are of another type.
 
-    They may be 16-bit if servers quantise them as they load. Groups that the problem has smaller,
-    as the checkpoint's do not divide it, are "halved".
+    They may be 16-bit if servers quantise them as they load. If the problem's groups are smaller
+    than the checkpoint's, because those do not divide it, the checkpoint is "halved".
     """
     stored, dtype = given.get(CHECKPOINT, ""), getattr(problem, "dtype", None)
     at_load = stored.endswith(" none") and given.get("--quantization") == "fp8"
@@ -391,7 +391,7 @@ def stops_at_fp8(engine: str, family: str, device: Device) -> str:
 def _refusals(
     engine: str, version: str, rules: Sequence[DispatchRule], problem: Problem, device: Device
 ) -> list[str]:
-    """Return what the engine's table of compiled kernels has against the problem."""
+    """Return the reasons why the engine's compiled kernels refuse the problem."""
     names = [rule.compiled for rule in rules if rule.compiled]
     if not names:
         return []

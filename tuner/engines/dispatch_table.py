@@ -1,6 +1,6 @@
-"""The rules by which an engine chooses kernels, as its package's dispatch.toml has them.
+"""Read the rules by which an engine chooses kernels, from its package's dispatch.toml.
 
-`Asked` says which of them hold for a problem on a card, for a server's settings.
+`Asked` says which rules hold for a problem on a card, for a server's settings.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ NO_KERNEL = "none"  # the backend of a server that has no kernel for the problem
 
 @dataclass(frozen=True)
 class UnknownFact:
-    """Something that only the server's own machine knows."""
+    """A fact that only the server's own machine knows."""
 
     words: str  # "DeepGEMM is installed, as in sglang's images"
-    flag: str = ""  # a flag or variable that settles it where it is given
-    value: str = ""  # its value where the words are true
+    flag: str = ""  # a flag or variable that settles it if it is given
+    value: str = ""  # its value if the words are true
     installed: str = ""  # a backend without which the words are not true
     enough: bool = True  # with it, they are true
     classes: Sequence[str] = ()  # the words are true of models of these classes alone
     checkpoint: Sequence[str] = ()  # and of checkpoints of these patterns alone
 
     def of_model(self, given: Mapping[str, str]) -> bool | None:
-        """Whether the words are true of the model; None where that is not known."""
+        """Say whether the words are true of the model; None if that is not known."""
         asked = {ARCHITECTURE: self.classes, CHECKPOINT: self.checkpoint}
         known = [
             any(fnmatchcase(given[name], one) for one in patterns) if name in given else None
@@ -54,7 +54,7 @@ class UnknownFact:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a rule was read: a file of the engine's package, and a part of it."""
+    """The place where a rule was read: a file of the engine's package, and a text in it."""
 
     file: str
     text: str
@@ -81,13 +81,13 @@ class DispatchRule:
 
     @property
     def triton(self) -> bool:
-        """Tell whether the kernel is the tuned one, whose files the engine reads."""
+        """Say whether the kernel is the tuned kernel, whose files the engine reads."""
         return self.backend == TRITON and not self.reads
 
     def holds(
         self, release: str, problem: Problem, device: Device, flags: Mapping[str, str]
     ) -> bool:
-        """Whether all that the row says is true, its `if` left aside."""
+        """Say whether all conditions of the row are true, except its `if`."""
         return (
             release in self.sources
             and problem.family in self.problems
@@ -111,40 +111,44 @@ class Refusal:
     sources: Mapping[str, Source]
 
     def holds(self, release: str, problem: Problem, architecture: str) -> bool:
-        """Tell whether a release refuses the flags for models of a class."""
+        """Say whether a release refuses the flags for models of a class."""
         return problem.family in self.problems and architecture in self.classes.get(release, ())
 
 
 @dataclass(frozen=True)
 class DispatchTable:
-    """The rules of one engine, and the releases that they were read from, oldest first."""
+    """The rules of an engine, and the releases that they were read from, oldest first."""
 
     releases: Sequence[str]
-    defaults: Mapping[str, str]  # flags and variables of a server where nobody says otherwise
+    defaults: Mapping[str, str]  # flags and variables of a server by default
     unknown: Mapping[str, UnknownFact]
     rules: Sequence[DispatchRule]
     backends: Mapping[str, str] = field(default_factory=dict)  # by the values of flags
     # By problem, the flags that choose for it alone, by the flags that choose for several.
     alone: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     refusals: Sequence[Refusal] = ()
-    old_variables: Mapping[str, str] = field(default_factory=dict)  # new prefixes by old ones
+    old_variables: Mapping[str, str] = field(default_factory=dict)  # new prefixes by old prefixes
     looked_for: Mapping[str, str] = field(default_factory=dict)  # by problem, the first release
 
     def looks_late(self, release: str, problem: Problem) -> bool:
-        """Whether a release looks for a file of the problem only as it launches Triton's kernel."""
+        """Say whether a release looks for the problem's file only as it launches
+        Triton's kernel.
+        """
         since = self.looked_for.get(problem.family)
         return since is not None and release_of(since) <= release_of(release)
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The flags and variables that the rules ask for."""
+        """Return the flags and variables that the rules ask for."""
         asked = {name for rule in self.rules for name in (*rule.flags, *rule.to_triton)}
         asked |= {fact.flag for fact in self.unknown.values() if fact.flag}
         asked |= {flag for flags in self.alone.values() for flag in flags.values()}
         return frozenset({*self.defaults, *asked} - {ARCHITECTURE, CHECKPOINT})
 
     def names_for(self, problem: Problem) -> frozenset[str]:
-        """The settings, the model's among them, that the rules for a kind of problem ask for."""
+        """Return the settings that the rules for a kind of problem ask for, with the model's
+        settings.
+        """
         rules = [rule for rule in self.rules if problem.family in rule.problems]
         facts = [self.unknown[rule.unknown] for rule in rules if rule.unknown]
         asked = {name for rule in rules for name in (*rule.flags, *rule.to_triton)}
@@ -153,7 +157,7 @@ class DispatchTable:
         return frozenset({*asked, ARCHITECTURE, *self.alone.get(problem.family, {}).values()})
 
     def with_new_names(self, flags: Mapping[str, str]) -> dict[str, str]:
-        """The flags, and each variable of an old name under its new name too."""
+        """Return the flags, and each variable of an old name under its new name too."""
         renamed = {
             new + name.removeprefix(old): value
             for name, value in flags.items()
@@ -163,7 +167,7 @@ class DispatchTable:
         return {**renamed, **flags}
 
     def release(self, version: str) -> str:
-        """The newest of the releases that is not newer than a version, or the oldest.
+        """Return the newest release that is not newer than a version, or the oldest.
 
         Raises BadProblem for text that is not a version.
         """
@@ -172,11 +176,11 @@ class DispatchTable:
         return older[-1] if older else self.releases[0]
 
     def is_older(self, version: str) -> bool:
-        """Tell whether a version is older than each release that was read."""
+        """Say whether a version is older than each release that was read."""
         return release_of(version) < release_of(self.releases[0])
 
     def following(self, version: str) -> str:
-        """The release read after a version that lies between two of them; "" for others."""
+        """Return the release read after a version that lies between two releases; "" for others."""
         release = self.release(version)
         later = self.releases[self.releases.index(release) + 1 :]
         return later[0] if later and release_of(version) > release_of(release) else ""
@@ -184,7 +188,7 @@ class DispatchTable:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the rules of one release say of a problem on a device, for a server's settings."""
+    """The rules of one release for a problem on a device, with a server's settings."""
 
     table: DispatchTable
     release: str
@@ -198,7 +202,7 @@ class Asked:
 
     @cached_property
     def rules(self) -> list[DispatchRule]:
-        """The rules that hold, up to the first one that depends on nothing unknown."""
+        """Return the rules that hold, up to the first that depends on nothing unknown."""
         found: list[DispatchRule] = []
         answered: set[str] = set()  # a rule below holds only if these are not true
         settings = self.settings
@@ -216,19 +220,21 @@ class Asked:
 
     @property
     def to_triton(self) -> dict[str, str]:
-        """The flags and variables that make it Triton and are not given."""
+        """Return the flags and variables that select Triton and are not given."""
         wanted = next((rule.to_triton for rule in self._others if rule.to_triton), {})
         settings = self.settings
         return {name: value for name, value in wanted.items() if settings.get(name, "") != value}
 
     @property
     def reads(self) -> str:
-        """Words about files, if the usual ones would be wrong."""
+        """Return words about files, if the usual words would be wrong."""
         return self._others[0].reads
 
     @property
     def refusal(self) -> Refusal | None:
-        """The flags for Triton with which the release does not start for the model's class."""
+        """Return the flags for Triton with which the release does not start for the
+        model's class.
+        """
         architecture = self.given.get(ARCHITECTURE, "")
         holding = (
             one
@@ -239,7 +245,9 @@ class Asked:
 
     @property
     def notes(self) -> list[str]:
-        """The rules' notes, and words if rules of checkpoints may hold for an unknown model."""
+        """Return the rules' notes, and words if rules of checkpoints may hold for an
+        unknown model.
+        """
         notes = list(dict.fromkeys(rule.note for rule in self.rules if rule.note))
         if self.given.keys() & {ARCHITECTURE, CHECKPOINT}:
             return notes
@@ -256,7 +264,7 @@ class Asked:
         return notes
 
     def settled(self, rule: DispatchRule) -> bool | None:
-        """Tell whether a rule's `if` is true; None: nobody knows."""
+        """Say whether a rule's `if` is true; None: unknown."""
         if not rule.unknown:
             return True
         fact = self.table.unknown[rule.unknown]
@@ -266,13 +274,13 @@ class Asked:
 
     @property
     def _others(self) -> Sequence[DispatchRule]:
-        """The rules of other kernels than Triton's; those of Triton's if there are no others."""
+        """Return the rules of kernels other than Triton's, or all rules if there are no others."""
         return [rule for rule in self.rules if not rule.triton] or self.rules
 
 
 @cache
 def dispatch_table(engine: str) -> DispatchTable | None:
-    """The rules of an engine; None where its package has none."""
+    """Return the rules of an engine; None if its package has none."""
     package = engine_package(engine)
     if find_spec(package) is None:
         return None
@@ -284,7 +292,7 @@ def dispatch_table(engine: str) -> DispatchTable | None:
 
 
 def read_dispatch(values: Mapping[str, Any]) -> DispatchTable:
-    """Read the values of a dispatch.toml. They are not checked: tests check the shipped tables."""
+    """Read the values of a dispatch.toml. Tests, not this function, check the shipped tables."""
     releases = sorted(values["releases"], key=version_order)
     usual, groups = values["flags"], values.get("classes", {})
     rules = (
@@ -315,7 +323,7 @@ def _unknown(row: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> Unk
 def _rules(
     values: Mapping[str, Any], kind: Mapping[str, Any], row: Mapping[str, Any]
 ) -> Iterator[DispatchRule]:
-    """Read a row with its kind's fields: one rule, or the two of a row with `named`."""
+    """Read a row with its kind's fields: one rule, or two for a row with `named`."""
     fields = {**kind, **row}
     for name in ("where", "flags"):
         fields[name] = {**kind.get(name, {}), **row.get(name, {})}
@@ -352,14 +360,14 @@ def _refusal(values: Mapping[str, Any], row: Mapping[str, Any]) -> Refusal:
 
 
 def _fits(value: str, pattern: str) -> bool:
-    """Tell whether a flag's value fits a pattern; "!auto" is each value but auto."""
+    """Say whether a flag's value fits a pattern; "!auto" is each value but auto."""
     if pattern.startswith("!"):
         return not fnmatchcase(value, pattern[1:])
     return fnmatchcase(value, pattern)
 
 
 def _is(problem: Problem, name: str, want: str | int | Sequence[str]) -> bool:
-    """Tell whether a field of a problem fits one of the patterns, or is a multiple of a number."""
+    """Say whether a field of a problem fits one of the patterns, or is a multiple of a number."""
     if isinstance(want, int):
         return bool(getattr(problem, name) % want == 0)
     patterns = [want] if isinstance(want, str) else want

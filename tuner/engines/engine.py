@@ -1,6 +1,6 @@
-"""The list of engines, engines on disk, their versions, and the Triton that each runs.
+"""List the engines, find them on disk, and find the Triton that each runs.
 
-No engine is ever imported, and nothing of one is executed.
+Nothing here imports an engine or executes its code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tuner.errors import (
 )
 from tuner.shell import command_line
 
-# The release of each that this program was checked with most: what to add if nobody names one.
+# The release of each engine that this program was checked with most: the default to add.
 CHECKED = {"sglang": "0.5.16", "vllm": "0.33.0"}
 _PACKAGES = {name: f"tuner.engines.{name}" for name in ("sglang", "vllm")}
 # Those stand above the families, so they are imported by name when a family is asked for.
@@ -43,7 +43,7 @@ _BINDINGS = {name: f"tuner.bindings.{name}" for name in _PACKAGES}
 
 
 class Engine(Protocol):
-    """One version of an engine on disk: what all families of kernels have in common.
+    """One version of an engine on disk: the attributes that all families of kernels share.
 
     The rest is in the engine's bindings, one module for each family; see `engine_module`.
     """
@@ -54,15 +54,15 @@ class Engine(Protocol):
     def version(self) -> str: ...
     @property
     def root(self) -> Path:
-        """The folder of the engine's package on disk."""
+        """Return the folder of the engine's package on disk."""
         ...
 
     def loads_plugins(self) -> bool:
-        """Whether its servers load plugins. Attention's configurations need one."""
+        """Say whether its servers load plugins. Attention's configurations need a plugin."""
         ...
 
     def card_name(self, name: str) -> str:
-        """Return what its servers call a card, in names of files, that a driver calls `name`."""
+        """Return its servers' name, in names of files, for a card that a driver calls `name`."""
         ...
 
     def __hash__(self) -> int: ...
@@ -74,17 +74,17 @@ def register(name: str, package: str, bindings: str) -> None:
 
 
 def engine_names() -> Sequence[str]:
-    """The names of all engines, the default first."""
+    """List the names of all engines, the default first."""
     return tuple(_PACKAGES)
 
 
 def engine_package(engine: str) -> str:
-    """The dotted name of an engine's package, whether or not this program tunes for the engine."""
+    """Return the dotted name of an engine's package, also for an engine that is not tuned for."""
     return _PACKAGES.get(engine, f"{__package__}.{engine}")
 
 
 def config_folders(engine: str) -> Mapping[str, str]:
-    """By the variables that point servers at folders, a pattern of what such a folder holds."""
+    """Map each variable that points servers at a folder to a glob of the folder's files."""
     found: Mapping[str, str] = import_module(f"{_BINDINGS[engine]}.config_folders").CONFIG_FOLDERS
     return found
 
@@ -92,7 +92,7 @@ def config_folders(engine: str) -> Mapping[str, str]:
 def engine_module(engine: str, family: str) -> ModuleType:
     """Return the module of an engine's bindings for a family.
 
-    Raises UnsupportedFamily, which names the engines that have one.
+    Raises UnsupportedFamily, which names the engines that have such a module.
     """
     if not supports(engine, family):
         others = [name for name in _PACKAGES if supports(name, family)]
@@ -103,7 +103,7 @@ def engine_module(engine: str, family: str) -> ModuleType:
 
 
 def kernel_hash(engine: Engine, family: str, platform: str = CUDA) -> str:
-    """The sha256 of an engine's kernels for a family, as lifted from its source for a platform.
+    """Return the sha256 of an engine's kernels for a family, as lifted for a platform.
 
     Raises UnsupportedKernel if the source has an unknown layout.
     """
@@ -113,14 +113,14 @@ def kernel_hash(engine: Engine, family: str, platform: str = CUDA) -> str:
 
 @cache
 def supports(engine: str, family: str) -> bool:
-    """Whether this program can tune a family for an engine."""
+    """Say whether this program can tune a family for an engine."""
     return find_spec(f"{_BINDINGS[engine]}.{family}") is not None
 
 
 def find_engine(spec: str, environ: Mapping[str, str] = os.environ) -> Engine:
     """Find "sglang", or exactly "sglang==0.5.16", on this machine.
 
-    Without a version, this is the installed one, else the newest in TUNER_ENGINE_PATH's folders,
+    Without a version, return the installed engine, else the newest in TUNER_ENGINE_PATH's folders,
     else the default version or the newest that `tuner list engines --add` added. Raises
     UnknownEngine, which names the versions found.
     """
@@ -134,7 +134,7 @@ def find_engine(spec: str, environ: Mapping[str, str] = os.environ) -> Engine:
 
 @lru_cache(maxsize=256)
 def names_model(engine: str, version: str, architecture: str) -> bool:
-    """Whether a release has a class of models; true where its source is not on disk."""
+    """Say whether a release has a class of models; true if its source is not on disk."""
     try:
         root = find_engine(f"{engine}=={version}").root
     except UnknownEngine:
@@ -149,9 +149,9 @@ def names_model(engine: str, version: str, architecture: str) -> bool:
 def matching_packages(
     name: str, version: str | None, environ: Mapping[str, str] = os.environ
 ) -> list[Package]:
-    """The copies of an engine's package, of one version or of all, in the order of PackageSource.
+    """Return the copies of an engine's package, of one version or of all, by PackageSource.
 
-    Raises UnknownEngine if there is none. It names the versions found and how to add one.
+    Raises UnknownEngine if there is none. It names the versions found and how to add a version.
     """
     found = find_packages(name, environ)
     matching = found if version is None else [p for p in found if p.version == version]
@@ -188,10 +188,10 @@ RECORD = "tuner-engine.json"
 
 
 def find_triton(version: str, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder whose `triton` package has exactly this version; None where there is none.
+    """Return the folder whose `triton` package has exactly this version; None if there is none.
 
-    It is searched in this Python, and as `triton-<version>` where unpacked engines are. A folder
-    of that name holds nothing else, so that it may come first on a process's path.
+    Search this Python, and `triton-<version>` in the folders of unpacked engines. A folder of that
+    name holds nothing else, so that it may come first on a process's path.
     """
     found = (p for p in find_packages("triton", environ) if p.version == version)
     alone = f"triton-{version}"
@@ -204,9 +204,9 @@ def find_triton(version: str, environ: Mapping[str, str] = os.environ) -> Path |
 
 
 def pinned_triton(package: Package) -> str | None:
-    """The version of Triton that a copy of an engine runs with; None where nothing is known.
+    """Return the version of Triton that a copy of an engine runs with; None if it is unknown.
 
-    An installed engine runs the Triton installed beside it. An unpacked one has a record.
+    An installed engine runs the Triton installed beside it. An unpacked engine has a record.
     """
     if package.source is PackageSource.INSTALLED:
         here = (p for p in find_packages("triton", {}) if p.source is PackageSource.INSTALLED)
@@ -220,18 +220,18 @@ def pinned_triton(package: Package) -> str | None:
 
 
 def engine_triton(engine: Engine) -> str | None:
-    """`pinned_triton` of an engine that `find_engine` gave."""
+    """Return the `pinned_triton` of an engine that `find_engine` returned."""
     found = (p for p in find_packages(engine.name) if p.root == engine.root)
     return next((pinned_triton(package) for package in found), None)
 
 
 @dataclass(frozen=True)
 class TritonRelease:
-    """One Triton on this machine."""
+    """A Triton on this machine."""
 
     version: str
     folder: Path | None = None  # comes first on a process's path; None: Triton is installed
-    note: str = ""  # what to tell users if an engine's servers run another one
+    note: str = ""  # a note to users if an engine's servers run another release
 
     def for_another_python(self) -> str:
         """Say that the release in the folder was added for another Python; "" if it was not."""
@@ -241,17 +241,17 @@ class TritonRelease:
             if tags and here not in {f"cp{major}{minor}" for major, minor in tags}:
                 made_for = ".".join(tags[0])
                 return (
-                    f"; {self.folder} was added for Python {made_for}, and this is another one: "
+                    f"; {self.folder} was added for Python {made_for}, and this is another Python: "
                     "remove that folder, and run `tuner list engines --add` for the engine again"
                 )
         return ""
 
 
 def triton_for(engine: Engine) -> TritonRelease:
-    """The Triton to compile an engine's kernels with: the one that its servers run.
+    """Return the Triton to compile an engine's kernels with: the release that its servers run.
 
-    Where that one is unknown or not on this machine, it is the installed one. Raises
-    CompilerUnavailable, which says how to get it, where that is missing too.
+    If that release is unknown or not on this machine, return the installed release. Raises
+    CompilerUnavailable, which says how to get Triton, if none is installed either.
     """
     here = installed_triton() if find_spec("triton") is not None else None
     wanted = engine_triton(engine)
@@ -274,9 +274,9 @@ def triton_for(engine: Engine) -> TritonRelease:
 
 
 def installed_triton() -> str:
-    """The version of the installed triton, found without importing it.
+    """Return the version of the installed triton, found without importing it.
 
-    Raises CompilerUnavailable where triton is not installed.
+    Raises CompilerUnavailable if triton is not installed.
     """
     spec = find_spec("triton")
     if spec is None or spec.origin is None:
@@ -287,12 +287,12 @@ def installed_triton() -> str:
     return found[1]
 
 
-# The version of a package whose files do not name one, such as a bare source checkout.
+# The version of a package whose files name no version, such as a bare source checkout.
 UNVERSIONED = "0.0.0.dev0"
 
 
 class PackageSource(IntEnum):
-    """How a package was found. The lowest value is preferred."""
+    """The way in which a package was found. The lowest value is preferred."""
 
     INSTALLED = 0  # importable by this Python
     ENGINE_PATH = 1  # in a folder that TUNER_ENGINE_PATH names
@@ -301,7 +301,7 @@ class PackageSource(IntEnum):
 
 @dataclass(frozen=True)
 class Package:
-    """One copy of an engine's package: `root` holds its `__init__.py`."""
+    """A copy of an engine's package: `root` holds its `__init__.py`."""
 
     root: Path
     version: str
@@ -309,7 +309,7 @@ class Package:
 
 
 def find_packages(name: str, environ: Mapping[str, str] = os.environ) -> list[Package]:
-    """Every copy of the package `name`, in the order of PackageSource."""
+    """Return every copy of the package `name`, in the order of PackageSource."""
     found = [
         Package(root, _version(name, root), source)
         for source, root in _roots(name, environ)
@@ -319,8 +319,7 @@ def find_packages(name: str, environ: Mapping[str, str] = os.environ) -> list[Pa
 
 
 def own_folders() -> tuple[Path, Path]:
-    """Return where `tuner list engines --add` puts wheels: beside this Python, or else beside the
-    user's store.
+    """Return the folders for `tuner list engines --add`: beside this Python and the user's store.
 
     The second is for people who must not write to the first.
     """
@@ -372,9 +371,9 @@ def _version(name: str, root: Path) -> str:
 
 @lru_cache(maxsize=64)
 def _distributed_version(name: str, folder: Path, changed: int) -> str | None:
-    """The version that a distribution in a folder has; None where there is none.
+    """Return the version of a distribution in a folder; None if there is none.
 
-    `changed`: when the folder's list of entries did, as it does with each installation. Python
+    `changed`: when the folder's list of entries changed, as it does with each installation. Python
     takes milliseconds to read a distribution's metadata, and services ask at each request.
     """
     for distribution in importlib.metadata.distributions(name=name, path=[str(folder)]):
@@ -402,7 +401,7 @@ _LEADING = re.compile(VERSION_PATTERN, re.VERBOSE | re.IGNORECASE)
 
 
 def version_order(text: str) -> tuple[Version, bool, str]:
-    """A sorting key. A version with an unknown suffix, "0.5.16-ours", sorts before the version."""
+    """Return a sorting key. An unknown suffix, "0.5.16-ours", sorts before the version."""
     match = _LEADING.match(text)
     if not match:
         return Version("0.dev0"), False, text
@@ -410,7 +409,7 @@ def version_order(text: str) -> tuple[Version, bool, str]:
 
 
 def release_of(text: str) -> Release:
-    """(0, 5, 12) for 0.5.12 and its candidates and builds; (0, 5, 4, 2) for 0.5.4.post2.
+    """Return (0, 5, 12) for 0.5.12 and its candidates and builds; (0, 5, 4, 2) for 0.5.4.post2.
 
     A post-release may follow other rules than its release. Raises BadProblem for text that is not a
     version.
@@ -424,8 +423,10 @@ def release_of(text: str) -> Release:
 
 
 def published(name: str, text: str) -> str:
-    """The release of an engine that stands for a build which no package index has: 0.11.1 for
-    0.11.1rc2.dev10+g1a2b3c4; "" where none is known, as for 0.1.dev1. vLLM publishes no candidates.
+    """Return the release that stands for a build which no package index has.
+
+    Return 0.11.1 for 0.11.1rc2.dev10+g1a2b3c4, and "" if none is known, as for 0.1.dev1. vLLM
+    publishes no candidates.
     """
     match = _LEADING.match(text)
     version = Version(match[0]) if match else None

@@ -1,7 +1,8 @@
-"""The config files of one family in one copy of an engine: names, places, and the entries that run.
+"""Define the config files of a family in a copy of an engine: names, places, and entries that run.
 
 A family's class derives from `FileEngine`, or from `PointwiseFiles` if each size stands alone. An
-engine's class says what differs: what a file is called, where files lie, what runs without one.
+engine's class defines the differences: a file's name, the folders of files, and the configuration
+that runs without a file.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tuner.problems.points import Config, Problem, folder_version
 
 
 class FileKey:
-    """The facts in the name of a config file. Each family's names have further ones."""
+    """The facts in the name of a config file. Each family's names have further facts."""
 
     device: str  # as the driver names it, "_" for " "
 
@@ -52,10 +53,10 @@ class ShippedFile(Generic[K]):
 
 @dataclass(frozen=True)
 class FileEngine(ABC, Generic[K, L]):
-    """The config files of a family in one copy of an engine, and the kernels that they are for.
+    """The config files of a family in a copy of an engine, and the kernels that they are for.
 
-    A `root` argument is `package_root`, or the folder that servers are pointed at instead. None is
-    what the engine ships: `package_root` without the files that an export wrote into it. All
+    A `root` argument is `package_root`, or the folder that servers are pointed at instead. None
+    stands for the shipped files: `package_root` without the files that an export wrote into it. All
     methods may raise UnsupportedKernel if the version's source has an unknown layout, reads no such
     files, or has no kernel for a problem.
     """
@@ -75,11 +76,11 @@ class FileEngine(ABC, Generic[K, L]):
     @property
     @abstractmethod
     def package_root(self) -> Path:
-        """The root of the files that the engine ships."""
+        """Return the root of the files that the engine ships."""
 
     @property
     def configs(self) -> Path:
-        """The folder of the files that the engine ships."""
+        """Return the folder of the files that the engine ships."""
         return self.package_root / "configs"
 
     @abstractmethod
@@ -88,20 +89,21 @@ class FileEngine(ABC, Generic[K, L]):
 
     @abstractmethod
     def fields_of(self, key: K) -> EntryFields:
-        """The fields that entries of such a file may have, for `config_files.read_config_file`."""
+        """Return the fields that entries of such a file may have."""
 
     @abstractmethod
     def lift(self, platform: str = CUDA) -> L:
-        """The kernels for a platform, "cuda" or "hip"."""
+        """Lift the kernels for a platform, "cuda" or "hip"."""
 
     def pick(self, entries: Mapping[int, Config], key: int) -> Config:
-        """The entry that the engine runs at a batch size or `file_key`; it may be a null entry,
-        which is an empty Config. `entries` must not be empty.
+        """Return the entry that the engine runs at a batch size or `file_key`.
+
+        It may be a null entry, which is an empty Config. `entries` must not be empty.
         """
         return nearest_entry(entries, key)
 
     def claims(self, name: str) -> bool:
-        """Whether a name is that of one of these files."""
+        """Say whether a file of this name is one of these files."""
         try:
             self.read_file_name(name)
         except MalformedConfigFile:
@@ -109,7 +111,7 @@ class FileEngine(ABC, Generic[K, L]):
         return True
 
     def shipped(self, vendor: str = "NVIDIA") -> Iterator[ShippedFile[K]]:
-        """The files that the engine ships for a vendor's GPUs, sorted by path; "" for all vendors.
+        """Yield the files that the engine ships for a vendor's GPUs, by path; "" for all vendors.
 
         Files of other kernels are skipped.
         """
@@ -136,42 +138,46 @@ class PointwiseFiles(FileEngine[K, L], Generic[P, K, L]):
 
     @abstractmethod
     def file_name(self, problem: P, device: Device) -> str:
-        """The name that the engine looks for."""
+        """Return the name that the engine looks for."""
 
     @abstractmethod
     def default_config(self, problem: P, device: Device, batch_size: int) -> Config:
-        """The configuration that the engine runs without a file."""
+        """Return the configuration that the engine runs without a file."""
 
     def folders(self, root: Path) -> Iterable[Path]:
-        """Where the engine's loader looks for files, in order."""
+        """Return the folders in which the engine's loader looks for files, in order."""
         return (root / "configs",)
 
     def file_key(self, problem: P, batch_size: int) -> int:
-        """The number for which the loader picks an entry."""
+        """Return the number for which the loader picks an entry."""
         return batch_size
 
     def effective(self, problem: P, config: Config, target: Target) -> Config:
-        """An entry as the loader passes it to the kernel."""
+        """Return an entry as the loader passes it to the kernel."""
         return config
 
     def sizes(self, problem: P, device: Device) -> list[int]:
-        """The batch sizes that a file must hold: without one of them, the engine would run the
-        entry of another size there, and no longer what it runs without the file.
+        """Return the batch sizes that a file must hold.
+
+        At a missing batch size the engine would run the entry of another size, instead of its
+        configuration without the file.
         """
         return sorted({*self.grid, *self.shipped_sizes(problem, device)})
 
     def shipped_sizes(self, problem: P, device: Device) -> Iterable[int]:
-        """The batch sizes of the file that the engine ships."""
+        """Return the batch sizes of the file that the engine ships."""
         return self.entries(problem, device)
 
     def find_file(self, root: Path | None, problem: P, device: Device) -> Path | None:
-        """The file that the engine's loader reads; None if there is none."""
+        """Return the file that the engine's loader reads; None if there is none."""
         return file_in(
             root, self.folders(root or self.package_root), self.file_name(problem, device)
         )
 
     def entries(self, problem: P, device: Device, root: Path | None = None) -> Mapping[int, Config]:
-        """The entries that the loader reads for a problem, by `file_key`; none without a file."""
+        """Return the entries that the loader reads for a problem, by `file_key`; none without a
+        file.
+        """
         path = self.find_file(root, problem, device)
         if path is None:
             return {}
@@ -181,8 +187,8 @@ class PointwiseFiles(FileEngine[K, L], Generic[P, K, L]):
     def incumbents(
         self, problem: P, device: Device, batch_size: int, root: Path | None = None
     ) -> dict[str, Config]:
-        """What the engine runs: "default" without a file, and "shipped" where its loader finds an
-        entry that is not null.
+        """Return the engine's configurations: "default" without a file, and "shipped" if its loader
+        finds an entry that is not null.
         """
         found = {"default": self.default_config(problem, device, batch_size)}
         entries = self.entries(problem, device, root)
@@ -192,8 +198,8 @@ class PointwiseFiles(FileEngine[K, L], Generic[P, K, L]):
 
 
 def file_in(root: Path | None, folders: Iterable[Path], name: str) -> Path | None:
-    """The first of the folders' files of that name; without a `root`, the first that the engine
-    ships.
+    """Return the first file of that name in the folders; without a `root`, the first
+    shipped file.
     """
     paths = (folder / name for folder in folders)
     found = (shipped_at(path) if root is None else path for path in paths)

@@ -1,4 +1,4 @@
-"""Every engine and Triton on this machine, and which of them are used."""
+"""List every engine and Triton on this machine, and say which of them are used."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _SOURCES = {
 
 @dataclass(frozen=True)
 class Release:
-    """One copy of an engine or of Triton on this machine."""
+    """A copy of an engine or of Triton on this machine."""
 
     name: str
     version: str
     source: str  # installed, engine_path or added
     path: Path
-    used: bool  # it is taken where no version is named
+    used: bool  # it is taken if no version is named
     triton: str | None  # the version that an engine pins; None: not known
     triton_here: bool
 
@@ -53,7 +53,7 @@ def split_spec(spec: str) -> tuple[str, str]:
 
 
 def releases(environ: Mapping[str, str] = os.environ) -> list[Release]:
-    """Engines first, each in the order in which it is looked for; then Tritons."""
+    """List engines first, each in the order in which it is searched; then Tritons."""
     engines = [(name, one) for name in engine_names() for one in find_packages(name, environ)]
     tritons = [("triton", one) for one in find_packages("triton", environ)]
     used = {_default(name, environ) for name in engine_names()}

@@ -1,8 +1,8 @@
-"""A server's settings as its engine's rules take them, and as jobs and winners keep them.
+"""Read a server's settings: for its engine's rules, and for jobs and winners.
 
-Also what its flags say of the files it will ask for, and which variables point it at them. Each
-engine's package has a module `launch` with a `read_flags` of this kind. It names the first release
-that reads the variable of a config folder too: `CONFIG_FOLDER_SINCE`.
+Also read from its flags which files it will ask for, and which variables point it at them. Each
+engine's package has a module `launch` with such a `read_flags`. It also names the first release
+that reads the variable of a config folder: `CONFIG_FOLDER_SINCE`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
 
 
 def server_settings(text: str) -> dict[str, str]:
-    """The flags of a command line, and the variables before it: `NAME=value --flag value`.
+    """Read the flags of a command line, and the variables before it: `NAME=value --flag value`.
 
     Raises BadInput for quotation marks that are not closed.
     """
@@ -42,7 +42,7 @@ def server_settings(text: str) -> dict[str, str]:
 
 
 def flags_of(words: Sequence[str]) -> dict[str, str]:
-    """The flags of a command line: `--flag value`, `--flag=value` and `--flag`, which is "1".
+    """Read the flags of a command line: `--flag value`, `--flag=value` and `--flag`, which is "1".
 
     Short flags, as `-tp`, are flags too. The last occurrence counts.
     """
@@ -56,12 +56,12 @@ def flags_of(words: Sequence[str]) -> dict[str, str]:
 
 
 def of_class(flags: Mapping[str, str], architecture: str) -> dict[str, str]:
-    """The settings of a server whose model has this class; "": not known."""
+    """Add the model's class to a server's settings; "": not known."""
     return {**flags, ARCHITECTURE: architecture} if architecture else dict(flags)
 
 
 def of_model(flags: Mapping[str, str], target: str | bytes | Model) -> dict[str, str]:
-    """The settings of a server of a model, or of what `find_model` finds by that name."""
+    """Add a model's class and checkpoint to settings; `find_model` finds the model by a name."""
     model = target if isinstance(target, Model) else model_or_none(target)
     if model is None:
         return dict(flags)
@@ -70,19 +70,19 @@ def of_model(flags: Mapping[str, str], target: str | bytes | Model) -> dict[str,
 
 
 def class_alone(flags: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a server of the same model without flags and variables."""
+    """Return the settings of a server of the same model without flags and variables."""
     return {name: flags[name] for name in (ARCHITECTURE, CHECKPOINT) if name in flags}
 
 
 def only_for(problem: Problem, engine: str, flags: Mapping[str, str]) -> dict[str, str]:
-    """The flags, with those that choose for this problem alone in place of those for several."""
+    """Replace flags for several problems by the flags that choose for this problem alone."""
     table = dispatch_table(engine)
     alone = table.alone.get(problem.family, {}) if table else {}
     return {alone.get(name, name): value for name, value in flags.items()}
 
 
 def options_text(flags: Mapping[str, str]) -> str:
-    """Flags and variables as people type them."""
+    """Write flags and variables as people type them."""
     words = []
     for name, value in flags.items():
         if not name.startswith("--"):
@@ -93,9 +93,9 @@ def options_text(flags: Mapping[str, str]) -> str:
 
 
 def settings_to_keep(engine: str, problem: Problem, settings: Mapping[str, str]) -> ServerSettings:
-    """Return of a server's settings what its engine's rules ask for. Others may hold secrets.
+    """Keep the settings that the engine's rules ask for. Others may hold secrets.
 
-    Flags that say what holds without them are left out too.
+    Flags that name the engine's default are left out too.
     """
     if (table := dispatch_table(engine)) is None:
         return UNKNOWN_SERVER
@@ -107,7 +107,7 @@ def settings_to_keep(engine: str, problem: Problem, settings: Mapping[str, str])
 
 
 def flags_to_keep(engine: str, server_args: str) -> str:
-    """Return of a server's flags those that change problems, or that an engine's rules ask for.
+    """Keep the flags that change problems, or that an engine's rules ask for.
 
     Others may hold secrets. `engine` is its name or its name and version. Raises BadInput.
     """
@@ -124,7 +124,7 @@ def flags_to_keep(engine: str, server_args: str) -> str:
 
 
 def _words(flags: Mapping[str, str]) -> Iterator[str]:
-    """The words of a command line: variables, then flags."""
+    """Yield the words of a command line: variables, then flags."""
     for name, value in sorted(flags.items(), key=lambda one: one[0].startswith("-")):
         if name.startswith("-") and value and not value.startswith("-"):
             yield from (name, value)
@@ -146,14 +146,16 @@ def flags_alone(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_flags(server: ServerSettings) -> str:
-    """Say with which flags a server is started: " with --quantization w8a8_int8", or nothing."""
+    """Say with which flags a server is started: " with --quantization w8a8_int8", or ""."""
     flags = server_settings(server.server_args)
     return f" with {options_text(flags)}" if flags else ""
 
 
 @dataclass(frozen=True)
 class ServingFlags:
-    """How flags change a model's problems; the fields are those of `models.serving.Serving`."""
+    """The changes that flags make to a model's problems, with the fields of
+    `models.serving.Serving`.
+    """
 
     dtype: Dtype | None = None  # None: the checkpoint's own
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -162,12 +164,12 @@ class ServingFlags:
     unread: str = ""  # a sentence on a flag that changes problems and is not read
 
     def on(self, tp: int) -> dict[str, Any]:
-        """The values of families' options where `tp` ranks serve."""
+        """Return the values of families' options if `tp` ranks serve."""
         return {**self.options, "ep": tp} if self.spreads else dict(self.options)
 
 
 def number_of(flags: Mapping[str, str], names: Sequence[str]) -> int:
-    """The whole number of the flag that has one of these names; 0 where none is given.
+    """Return the whole number of the flag that has one of these names; 0 if none is given.
 
     Raises BadProblem for a value that is no number.
     """
@@ -181,7 +183,7 @@ def number_of(flags: Mapping[str, str], names: Sequence[str]) -> int:
 
 
 def read_flags(engine: str, flags: Mapping[str, str]) -> ServingFlags:
-    """What the flags of an engine's server say; `flags_of` reads a command line.
+    """Read the flags of an engine's server; `flags_of` reads a command line.
 
     Raises BadProblem for a flag that needs a number and has none.
     """
@@ -190,13 +192,13 @@ def read_flags(engine: str, flags: Mapping[str, str]) -> ServingFlags:
 
 
 def with_experts(engine: str, flags: Mapping[str, str], ep: int) -> dict[str, str]:
-    """The flags of a server, with the flag by which it divides its experts among ranks."""
+    """Add the flag by which a server divides its experts among ranks."""
     own: Mapping[str, str] = _module(engine).experts_flags(ep) if ep > 1 else {}
     return {**own, **flags}
 
 
 def config_folder_since(engine: str) -> str:
-    """The first release whose servers read a config folder's variable; empty: it is not known.
+    """Return the first release whose servers read a config folder's variable; "": unknown.
 
     An engine on disk knows it better: see `Delivery.variable`.
     """
@@ -205,13 +207,15 @@ def config_folder_since(engine: str) -> str:
 
 
 def unfusing_flag(engine: str) -> str:
-    """The flag that keeps shared experts apart from the routed ones; empty where there is none."""
+    """Return the flag that keeps shared experts apart from the routed experts; "" if
+    none exists.
+    """
     found: str = _module(engine).UNFUSING_FLAG
     return found
 
 
 def unknown_flags(engine: Engine, words: Sequence[str]) -> list[str]:
-    """The flags of a command line that the engine on disk does not know, each with the nearest."""
+    """List the flags that the engine on disk does not know, each with the nearest known flag."""
     found: list[str] = _module(engine.name).unknown_flags(engine, words)
     return found
 
@@ -221,7 +225,7 @@ def _module(engine: str) -> ModuleType:
 
 
 def config_variables(engine: str, root: Path) -> tuple[str, ...]:
-    """The names of the variables to set to `root`, for what the folder holds.
+    """Return the names of the variables to set to `root`, for the files in the folder.
 
     A variable whose files are missing is left out, because sglang stops at a folder without
     `configs/`.
@@ -230,5 +234,5 @@ def config_variables(engine: str, root: Path) -> tuple[str, ...]:
 
 
 def all_config_variables(engine: str) -> tuple[str, ...]:
-    """The names of all variables that can point an engine's servers at files."""
+    """Return the names of all variables that can point an engine's servers at files."""
     return tuple(config_folders(engine))

@@ -1,1 +1,1 @@
-"""From winners to the files that servers load: what is worth it, what is advised, the files."""
+"""Turn winners into the files that servers load: choose them, advise on them, write them."""

@@ -1,8 +1,8 @@
-"""Advice on each problem: leave it, use these files, or use these files and these flags.
+"""Advise on each problem: leave it, use these files, or use these files and these flags.
 
-Files and flags are advised only where they are faster than what runs without us. A server reads the
-files where it runs Triton's kernel. Where its flags make it run another backend, Triton must have
-been measured beside that one at every point before a flag is advised.
+Files and flags are advised only if they are faster than the kernel that runs without us. A server
+reads the files if it runs Triton's kernel. If its flags make it run another backend, Triton must
+have been measured beside that backend at every point before a flag is advised.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NO_FLAGS: Mapping[str, str] = {}
 
 
 class Verdict(str, Enum):
-    """What to do about a problem."""
+    """The kinds of advice on a problem."""
 
     LEAVE = "leave it"
     FILES = "these files"
@@ -48,14 +48,14 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do about one problem, and why."""
+    """The advice on a problem, and the reason."""
 
     problem: Problem
     verdict: Verdict
     reason: str
-    gain: float | None = None  # over what runs without us: the geometric mean over sizes
+    gain: float | None = None  # over servers without us: the geometric mean over sizes
     flags: Mapping[str, str] = field(default_factory=dict)  # to start servers with
-    winners: Sequence[Winner] = ()  # to write into files; none where it is left alone
+    winners: Sequence[Winner] = ()  # to write into files; none if the problem is left alone
     # Whether the times are of servers with these flags, or servers do not start without them. Else
     # the flags are a change.
     presumed: bool = False
@@ -75,7 +75,9 @@ class Advice:
 
 
 def flags_to_start(advice: Sequence[Advice]) -> dict[str, str]:
-    """The flags to start servers with, besides those that they are started with already."""
+    """Return the flags to start servers with, besides the flags that they are started with
+    already.
+    """
     return {name: value for one in advice for name, value in one.flags.items()}
 
 
@@ -86,11 +88,11 @@ def advise_all(
     flags: Mapping[str, str] = NO_FLAGS,
     wanted: Sequence[Problem] = (),
 ) -> list[Advice]:
-    """Advice on each problem of some winners, in the order of their texts.
+    """Return advice on each problem of some winners, in the order of their texts.
 
-    `engine`: the name and version that the servers run. `flags` are what they are started with.
+    `engine`: the name and version that the servers run. `flags`: the servers' present flags.
     `wanted`: all problems of the servers, as far as they are known. A flag is advised only if it is
-    good for all of them that it changes.
+    good for all wanted problems that it changes.
     """
     by_problem: dict[Problem, list[Winner]] = {}
     for winner in winners:
@@ -110,9 +112,9 @@ def advise(
     engine: tuple[str, str],
     flags: Mapping[str, str] = NO_FLAGS,
 ) -> Advice:
-    """Advice on one problem. `engine`: the name and version that the servers run.
+    """Return advice on a problem. `engine`: the name and version that the servers run.
 
-    If `flags` name no model, the servers are those that the winners were found for.
+    If `flags` name no model, the servers are assumed to be the winners' servers.
     """
     if stale := _stale(winners, device, engine):
         return Advice(problem, Verdict.LEAVE, stale)
@@ -156,7 +158,9 @@ def _agreeing(
     engine: tuple[str, str],
     flags: Mapping[str, str],
 ) -> list[Advice]:
-    """The advice, without flags that also change what runs for a problem that is left alone."""
+    """Return the advice, without flags that also change the kernel of a problem that is left
+    alone.
+    """
     left = [*others, *(one.problem for one in found if one.verdict is Verdict.LEAVE)]
 
     def spoiled(advice: Advice) -> Problem | None:
@@ -183,7 +187,7 @@ def _agreeing(
 
 
 def _stale(winners: Sequence[Winner], device: Device, engine: tuple[str, str]) -> str:
-    """Why the winners say nothing of these servers; empty where they do."""
+    """Return why the winners say nothing of these servers; empty if they do."""
     name, version = engine
     for winner in winners:
         known = winner.environment
@@ -198,7 +202,7 @@ def _stale(winners: Sequence[Winner], device: Device, engine: tuple[str, str]) -
 
 
 def _open(runs: Runs) -> str:
-    """Why nothing is advised where it is not known what runs."""
+    """Return why nothing is advised if the kernel that runs is not known."""
     return (
         f"{runs.words}, and it is not known which of them was measured: the flags that servers "
         "are started with tell"
@@ -206,7 +210,9 @@ def _open(runs: Runs) -> str:
 
 
 def _or_null(winner: Winner, kernel: Kernel) -> Winner:
-    """Return the winner, or a null entry, with which servers run `kernel`, if that has no time."""
+    """Return the winner; or a null entry, with which servers run `kernel`, if `kernel` has no
+    time.
+    """
     entry = winner.entry
     if entry.status is Status.INCUMBENT or reference(entry).without_us:
         return winner
@@ -215,13 +221,15 @@ def _or_null(winner: Winner, kernel: Kernel) -> Winner:
 
 
 def _files(problem: Problem, winners: Sequence[Winner], *, triton: bool) -> Advice:
-    """Advice where servers read the files. `triton`: they run Triton without an entry, too."""
+    """Return advice for servers that read the files. `triton`: they run Triton without an entry,
+    too.
+    """
     found = gains(winner.entry for winner in winners)
     slower = {one.size for one in found if one.ratio < 1 - NOISE}
     entries = [winner.entry for winner in winners]
     unheld = not_compared(entries)
     if (slower or unheld) and any(entry.point.new_tokens for entry in entries):
-        # One entry of attention is for several sizes: it cannot be kept at some of them.
+        # An entry of attention is for several sizes: it cannot be kept at only some of them.
         return Advice(problem, Verdict.LEAVE, _no_time(unheld) or _slower(found, entries))
     kept = [_no_slower(winner, slower, unheld) for winner in winners]
     entries = [winner.entry for winner in kept]
@@ -237,8 +245,8 @@ def _files(problem: Problem, winners: Sequence[Winner], *, triton: bool) -> Advi
 
 
 def _no_slower(winner: Winner, slower: Collection[str], unheld: Collection[str]) -> Winner:
-    """The winner, or what runs without us at the sizes where that may be faster: a file must hold
-    each size.
+    """Return the winner, or the engine's own entry at a size at which the winner may be slower: a
+    file must hold each size.
     """
     size = winner.entry.point.size
     if size not in slower and size not in unheld:
@@ -254,7 +262,9 @@ def _no_time(unheld: Sequence[str]) -> str:
 def _flags(
     problem: Problem, winners: Sequence[Winner], kernel: Kernel, flags: Mapping[str, str]
 ) -> Advice:
-    """Advice where servers run another backend, and these flags would make it Triton."""
+    """Return advice for servers that run another backend, which these flags would change to
+    Triton.
+    """
     entries = [winner.entry for winner in winners]
     if not flags:
         why = f"{kernel.name} runs without us, and no flag changes it for this problem alone"
@@ -283,8 +293,10 @@ def _needed(
     engine: tuple[str, str],
     flags: Mapping[str, str],
 ) -> Mapping[str, str]:
-    """The flags that make it Triton, for this problem alone where the engine has such flags. Empty
-    where they would not make it Triton.
+    """Return the flags that change the kernel to Triton, for this problem alone if the engine has
+    such flags.
+
+    Empty if no flags change it.
     """
     for wanted in (only_for(problem, engine[0], runs.to_triton), runs.to_triton):
         given = {name: value for name, value in flags.items() if wanted.get(name) != ""}
@@ -295,7 +307,7 @@ def _needed(
 
 
 def _unmeasured(entries: Sequence[Entry], kernel: Kernel) -> Iterator[str]:
-    """The sizes at which Triton and the other backend were not both measured."""
+    """Yield the sizes at which Triton and the other backend were not both measured."""
     by_size: dict[str, list[Entry]] = {}
     for entry in entries:
         by_size.setdefault(entry.point.size, []).append(entry)
@@ -313,7 +325,7 @@ def _unmeasured(entries: Sequence[Entry], kernel: Kernel) -> Iterator[str]:
 
 
 def _replaces(entry: Entry) -> bool:
-    """Whether an entry is another one than Triton's own, which servers would run."""
+    """Say whether an entry differs from Triton's own, which servers would run."""
     own = entry.incumbents.get(reference(entry).name)
     if own is None or own.config == entry.config:
         return False

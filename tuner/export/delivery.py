@@ -1,4 +1,4 @@
-"""How winners reach an engine's servers: files, their folders, and what servers must be told."""
+"""Deliver winners to an engine's servers: files, their folders, and settings of servers."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ class ExportFile(Protocol):
     def triton(self) -> str: ...
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """The sidecar's JSON."""
+        """Return the sidecar's JSON."""
         ...
 
     @property
     def missing(self) -> Sequence[int]:
-        """The batch sizes that the file lacks and must hold."""
+        """Return the batch sizes that the file lacks and must hold."""
         ...
 
     @property
     def statuses(self) -> Mapping[Any, Status]:
-        """The status of each entry."""
+        """Return the status of each entry."""
         ...
 
     def text(self) -> str:
-        """The file's content."""
+        """Return the file's content."""
         ...
 
     def as_json(self) -> dict[str, Any]:
-        """The fields of `tuner export --json` that only this family's files have."""
+        """Return the fields of `tuner export --json` that only this family's files have."""
         ...
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """An object for each entry, for a bundle's manifest."""
+        """Yield an object for each entry, for a bundle's manifest."""
         ...
 
 
@@ -79,62 +79,68 @@ class ServerFlags:
 
 
 class Delivery(ABC):
-    """How one family's winners reach the servers of one engine version."""
+    """Delivers a family's winners to the servers of an engine version."""
 
-    note: str = ""  # what an operator should know about such files
+    note: str = ""  # for operators, about such files
     # Whether only servers with this package's plugin ask for such files outside the engine's
     # package.
     by_plugin: bool = False
 
     @property
     def engine_root(self) -> Path | None:
-        """The folder of the engine's package for such files; None where it has none."""
+        """Return the folder of the engine's package for such files; None if it has none."""
         return None
 
     @property
     def variable(self) -> str | None:
-        """The environment variable that points servers at another root; None if there is none."""
+        """Return the environment variable that points servers at another root; None if there is
+        none.
+        """
         return None
 
     @abstractmethod
     def asked(self, problem: Problem, device: Device) -> Sequence[str]:
-        """The names of the files that servers ask for. Raises UnsupportedKernel for a problem
-        that the engine has no kernel for.
+        """Return the names of the files that servers ask for. Raises UnsupportedKernel for a
+        problem that the engine has no kernel for.
         """
 
     def shipped_file(self, problem: Problem, device: Device) -> Path | None:
-        """The file of the engine's package that its loader reads for the problem on the device."""
+        """Return the file of the engine's package that its loader reads for the problem on the
+        device.
+        """
         return None
 
     def obstacle(self, *, into_engine: bool) -> str:
-        """Why servers could not load the files; empty where they can."""
+        """Return why servers could not load the files; empty if they can."""
         return ""
 
     @abstractmethod
     def files(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[ExportFile]:
-        """The files to write under a root. Writes nothing.
+        """Return the files to write under a root. Writes nothing.
 
-        Raises ExportRefused where winners contradict each other, or servers could not read a file.
+        Raises ExportRefused if winners contradict each other, or if servers could not read a file.
         """
 
     @abstractmethod
     def verify(self, files: Iterable[ExportFile], device: Device, root: Path) -> None:
-        """Raises ExportRefused where servers would not find a written entry."""
+        """Check that servers find each written entry. Raises ExportRefused if not."""
 
     def refusal(self, path: Path, triton: str | None) -> str | None:
-        """Why servers with the plugin refuse a file below an exported folder; "" if they take it,
-        and None for a file that is none of the plugin's for this family.
+        """Return why servers with the plugin refuse a file below an exported folder; "" if they
+        take it, and None if this family's plugin does not look for the file.
 
-        `triton` is the one that servers run; None if it is not known. The GPU is not compared.
+        `triton` is the servers' Triton; None if it is not known. The GPU is not compared.
         """
         return None
 
     def packaged(self) -> Iterator[tuple[Path, Path]]:
-        """The engine's own files that a root replaces: the path under a root, and the file."""
+        """Yield the engine's own files that a root replaces: the path under a root, and the
+        file.
+        """
         return iter(())
 
     def advice(self, files: Sequence[ExportFile]) -> Sequence[ServerFlags]:
-        """How to start servers, where they do not find out by themselves."""
+        """Return flags to start servers with, if they do not find the best file by themselves."""
         return ()
 
 
@@ -142,7 +148,9 @@ T = TypeVar("T")
 
 
 def read_back(name: str, written: Path, read: Callable[[Path], T], wanted: T) -> None:
-    """Raises ExportRefused if servers' reader reads the file `written` as other than `wanted`."""
+    """Check that servers' reader reads the file `written` as `wanted`. Raises ExportRefused if
+    not.
+    """
     try:
         found = read(written)
     except MalformedConfigFile as error:
@@ -152,7 +160,7 @@ def read_back(name: str, written: Path, read: Callable[[Path], T], wanted: T) ->
 
 
 def check_readable(file: ExportFile, verify: Callable[[Path], None]) -> None:
-    """Verify a copy of a file to write. Raises what `verify` raises, and UnwritableOutput where no
+    """Verify a copy of a file to write. Raises the errors of `verify`, and UnwritableOutput if no
     temporary file can be written.
     """
     try:
@@ -171,7 +179,7 @@ _FACTS: dict[tuple[Path, str, str | None], RuntimeFacts] = {}
 
 
 def server_facts(engine: Engine, family: str, triton: str | None) -> RuntimeFacts:
-    """Return what servers of a release on any GPU compare a file of a family with."""
+    """Return the facts with which servers of a release on any GPU compare a file of a family."""
 
     def hashes() -> list[str]:
         return [kernel_hash(engine, family, platform) for platform in (CUDA, HIP)]
@@ -181,7 +189,7 @@ def server_facts(engine: Engine, family: str, triton: str | None) -> RuntimeFact
 
 
 def is_plugin_file(path: Path, folder: str) -> bool:
-    """Whether a path is of a file that the plugin looks for: FOLDER/triton_X_Y_Z/NAME.json.
+    """Say whether the plugin looks for a file at a path: FOLDER/triton_X_Y_Z/NAME.json.
 
     Sidecars lie alike, below their own folder.
     """
@@ -191,7 +199,7 @@ def is_plugin_file(path: Path, folder: str) -> bool:
 
 
 def delivery_of(engine: Engine, family: str) -> Delivery:
-    """The family's delivery to the engine. Raises UnsupportedFamily where it has none."""
+    """Return the family's delivery to the engine. Raises UnsupportedFamily if there is none."""
     found: Delivery = engine_module(engine.name, family).open_delivery(engine)
     return found
 
@@ -202,9 +210,9 @@ def take_back(
     """Remove the files that an earlier export wrote for the problems of some winners: under `out`,
     or in the engine's package if None.
 
-    A server would go on reading them. Where the engine ships a file of that name, it takes the
-    place. Files that were changed since, and files of other problems, stay. Returns the removed
-    files. Raises UnwritableOutput where one cannot be removed.
+    A server would go on reading them. If the engine ships a file of that name, it takes the place.
+    Files that were changed since, and files of other problems, stay. Return the removed files.
+    Raises UnwritableOutput if a file cannot be removed.
     """
     removed = []
     packaged: dict[str, dict[Path, Path]] = {}  # the engine's files, by family and place

@@ -1,4 +1,4 @@
-"""What changed between two exports, by the sidecars of their files."""
+"""Compare two exports by the sidecars of their files."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Rows = Mapping[str, Mapping[str, Any]]  # a file's entries by size
 
 @dataclass(frozen=True)
 class FileDiff:
-    """One file in two exports. Gains are geometric means over the entries with both times."""
+    """A file in two exports. Gains are geometric means over the entries with both times."""
 
     file: str  # below the root's folder of sidecars
     change: str  # "added", "removed", "changed" or "the same"
-    entries: int  # in the new file; of a removed file, in the old one
-    changed: tuple[str, ...]  # sizes with another configuration, or in one of the files alone
+    entries: int  # in the new file; of a removed file, in the old file
+    changed: tuple[str, ...]  # sizes with another configuration, or in only one of the files
     statuses: Mapping[str, int]
     before: float | None  # the old file's gain over the engine's choices
     after: float | None  # the new file's
-    faster: float | None  # the changed entries' old times over their new ones
+    faster: float | None  # the changed entries' old times over their new times
 
     def __str__(self) -> str:
         said = f"{self.change}: {self.file}\n    {self.entries} entries: {counted(self.statuses)}"
@@ -54,7 +54,7 @@ class ExportDiff:
         return {"files": [asdict(one) for one in self.files]}
 
     def as_text(self) -> str:
-        """The files that differ, and how many do not."""
+        """Return the files that differ, and the number of files that do not."""
         others = [one for one in self.files if one.change != "the same"]
         same = len(self.files) - len(others)
         lines = [f"{len(others)} of {len(self.files)} tuned files differ, {same} are the same"]
@@ -88,7 +88,7 @@ def _rows(path: Path) -> Rows:
 
 
 def _size(row: Mapping[str, Any]) -> str:
-    """The size of an entry of a list: the fields before its configuration."""
+    """Return the size of an entry of a list: the fields before its configuration."""
     fields = [f"{k}={v}" for k, v in row.items() if isinstance(v, int | str) and k != "status"]
     return ",".join(fields[: next((i for i, k in enumerate(row) if k == "config"), None)])
 
@@ -118,7 +118,7 @@ def _diff(name: str, old: Rows | None, new: Rows | None) -> FileDiff:
 
 
 def _faster(before: Rows, after: Rows, sizes: Iterable[str]) -> float | None:
-    """The mean of the sizes that are timed alike, measured or predicted, in both."""
+    """Return the mean of the sizes that are timed alike, measured or predicted, in both."""
     pairs = [(before[one], after[one]) for one in sizes if one in before and one in after]
     return mean_gain(
         old["median_us"] / new["median_us"]
@@ -136,7 +136,9 @@ def _gain(rows: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def _without_us(row: Mapping[str, Any]) -> float | None:
-    """The time of what servers run without this program, else of the engine's configuration."""
+    """Return the time of the servers' kernel without this program, else of the engine's
+    configuration.
+    """
     incumbents = row.get("incumbents", {})
     for name in (row.get("without_us"), *OWN):
         if name in incumbents and incumbents[name].get("median_us"):

@@ -1,4 +1,4 @@
-"""From winners to the files that servers load, each with a provenance sidecar.
+"""Write winners as the files that servers load, each with a provenance sidecar.
 
 The files are under a root that a server can be pointed at. Each family's `Delivery` knows how to
 point a server at it, and the folders below it. The sidecars are under `<root>/provenance/`.
@@ -37,8 +37,8 @@ from tuner.shell import command_line
 
 @dataclass(frozen=True)
 class Choice:
-    """The winners to export, those that are left alone, the stored problems that are left out, and
-    what is advised.
+    """The winners to export, winners that are left alone, stored problems that are left out, and
+    the advice.
     """
 
     winners: Sequence[Winner]
@@ -48,13 +48,13 @@ class Choice:
 
     @property
     def not_written(self) -> list[LeftOut]:
-        """All stored problems without files, and why."""
+        """Return all stored problems without files, and why."""
         alone = [one for one in self.advice if one.verdict is Verdict.LEAVE]
         return [*self.left_out, *(LeftOut(one.problem, f"leave it: {one.reason}") for one in alone)]
 
     @property
     def flags(self) -> dict[str, str]:
-        """The flags that the files need, besides what servers are started with."""
+        """Return the flags that the files need, besides the servers' present flags."""
         return flags_to_start(self.advice)
 
 
@@ -71,9 +71,9 @@ def export_device(
 ) -> ExportSummary:
     """Export a device's current winners: as an overlay under `out`, or into the engine if None.
 
-    Takes the arguments of `choose`, and raises what it and `export` raise. Writes nothing where
-    nothing is better than what servers run without this program. What an earlier export wrote there
-    for a problem that is left alone by now is removed.
+    Take the arguments of `choose`, and raise the errors of `choose` and `export`. Write nothing if
+    nothing is better than servers' kernels without this program. Files of an earlier export for a
+    problem that is left alone by now are removed.
     """
     chosen = choose(
         winners,
@@ -128,7 +128,7 @@ def way_to(
 ) -> tuple[list[str], list[ServerFlags], list[str]]:
     """Say how servers are pointed at the files that `used` wrote into a folder.
 
-    These are the variables, the server flags and the notes of an `ExportSummary`.
+    Return the variables, the server flags and the notes of an `ExportSummary`.
     """
     readable = {delivery.variable for delivery in used}
     variables = [name for name in config_variables(engine.name, folder) if name in readable]
@@ -141,7 +141,7 @@ def way_to(
 
 
 def _copy_text(out: Path, delivery: Delivery, engine: Engine) -> str:
-    """What to do with files that servers read in the engine's package alone."""
+    """Return the step for files that servers read only in the engine's package."""
     assert delivery.engine_root is not None  # a delivery has a variable or a folder
     folder = delivery.engine_root.relative_to(engine.root).as_posix()
     return (
@@ -165,10 +165,10 @@ def choose(
     """Choose a device's winners to export under `out`, or into the engine if None. If `wanted` has
     problems, only their winners; see `select`.
 
-    Problems that servers cannot load are left out, and unless `allow_predicted`, sizes with
-    predicted winners too. Raises ExportRefused where nothing is left, and where all that one of the
-    `named` problems stands for is left out. Of what is left, only the winners are chosen whose
-    files are advised for servers that are started with `flags`: there may be none.
+    Leave out problems that servers cannot load, and unless `allow_predicted`, sizes with predicted
+    winners. Raises ExportRefused if nothing is left, and if all problems that one of `named` stands
+    for are left out. Then leave out winners whose files are not advised for servers that are
+    started with `flags`: perhaps all winners.
     """
     found = wanted_winners(wanted, winners, device, engine)
     kept, left_out = loadable(found, engine, into_engine=out is None)
@@ -190,10 +190,10 @@ def choose(
 def wanted_winners(
     wanted: Sequence[Problem], winners: Sequence[Winner], device: Device, engine: Engine
 ) -> Sequence[Winner]:
-    """All problems' winners that the store has for a device, or those of the `wanted` problems if
-    there are any; see `select`. A problem that only the shelf has must be wanted.
+    """Return all problems' winners that the store has for a device, or the winners of the `wanted`
+    problems if there are any; see `select`. A problem that only the shelf has must be wanted.
 
-    Raises ExportRefused where there are none.
+    Raises ExportRefused if there are none.
     """
     own = {winner.problem for winner in winners if not winner.from_shelf}
     found = winners if wanted else [winner for winner in winners if winner.problem in own]
@@ -212,9 +212,9 @@ def wanted_winners(
 def loadable(
     winners: Sequence[Winner], engine: Engine, *, into_engine: bool = False
 ) -> tuple[list[Winner], list[LeftOut]]:
-    """The winners that the engine's servers can load, and the problems of the others.
+    """Return the winners that the engine's servers can load, and the problems of the others.
 
-    Raises ExportRefused where servers can load none.
+    Raises ExportRefused if servers can load none.
     """
     kept: list[Winner] = []
     left: list[LeftOut] = []
@@ -240,11 +240,11 @@ def writable(
     out: Path | None,
     named: Sequence[Problem] = (),
 ) -> tuple[list[Advice], list[LeftOut]]:
-    """The advice without the problems whose files cannot be written, and these problems.
+    """Return the advice without the problems whose files cannot be written, and these problems.
 
-    They ask for one file together with another problem, or servers could not use their entries.
-    Raises ExportRefused if no problem with files is left, or nothing of what one of the `named`
-    problems stands for.
+    Such a problem asks for the same file as another problem, or servers could not use its entries.
+    Raises ExportRefused if no problem with files is left, or no problem that one of `named` stands
+    for.
     """
     why: dict[Problem, str] = {}
     asking: dict[Path, list[Problem]] = {}
@@ -279,13 +279,13 @@ def export(
 ) -> list[ExportFile]:
     """Write the winners' files, and check that servers would find each entry.
 
-    The files go under `out`, or into the engine's package if None. Where a winner is only predicted
+    The files go under `out`, or into the engine's package if None. If a winner is only predicted
     and an earlier export has a measured entry, that entry is kept. `beside` has other files to
     write there; a winner's file counts before them. The list of `left_out` is written too.
 
-    Raises ExportRefused, and writes nothing, where two winners contradict each other, where a file
-    would lack a size, and where servers could not read a file. Raises UnwritableOutput, and writes
-    nothing, where a file cannot be written.
+    Raises ExportRefused, and writes nothing, if two winners contradict each other, if a file would
+    lack a size, or if servers could not read a file. Raises UnwritableOutput, and writes nothing,
+    if a file cannot be written.
     """
     used = deliveries_for(winners, engine)
     built: list[tuple[Delivery, Path, Sequence[ExportFile]]] = []
@@ -320,8 +320,8 @@ def export(
 
 
 def _refuse_incomplete(files: Iterable[ExportFile]) -> None:
-    """Raises ExportRefused for a file that lacks a size: servers would run the entry of another
-    size there, which may be slower than what they run without the file.
+    """Refuse a file that lacks a size: servers would run the entry of another size there, which may
+    be slower than their kernel without the file. Raises ExportRefused.
     """
     for file in files:
         if file.missing:
@@ -336,7 +336,9 @@ def _refuse_incomplete(files: Iterable[ExportFile]) -> None:
 
 
 def _restores(files: Iterable[ExportFile]) -> list[str]:
-    """Shell commands that bring back what an engine's package had before files were written."""
+    """Return shell commands that restore an engine's package as it was before files were
+    written.
+    """
     found = []
     for file in files:
         kept = kept_file(file.sidecar)
@@ -346,14 +348,14 @@ def _restores(files: Iterable[ExportFile]) -> list[str]:
 
 
 def deliveries_for(some: Iterable[Winner | ExportFile], engine: Engine) -> list[Delivery]:
-    """How each family of some winners or files reaches the engine's servers."""
+    """Return the delivery of each family of some winners or files to the engine's servers."""
     return [delivery_of(engine, family.name) for family in _families(some)]
 
 
 def packaged_files(engine: Engine) -> Iterator[tuple[Path, Path]]:
-    """The engine's own files, of all families: the path under an overlay, and the file.
+    """Yield the engine's own files, of all families: the path under an overlay, and the file.
 
-    A server that is pointed at a folder reads all that it reads from there.
+    A server that is pointed at a folder reads all its files from there.
     """
     for family in families():
         if supports(engine.name, family.name):
@@ -361,13 +363,13 @@ def packaged_files(engine: Engine) -> Iterator[tuple[Path, Path]]:
 
 
 def package_folders(engine: Engine) -> list[Path]:
-    """The folders that hold all of the engine's own files on which an export depends."""
+    """Return the folders that hold all of the engine's own files on which an export depends."""
     deliveries = (delivery_of(engine, f.name) for f in families() if supports(engine.name, f.name))
     return sorted({delivery.engine_root for delivery in deliveries if delivery.engine_root})
 
 
 def packaged_to_carry(deliveries: Iterable[Delivery], root: Path) -> dict[Path, bytes]:
-    """The engine's own files that are missing under a root, by the path that they belong at.
+    """Return the engine's own files that are missing under a root, by the path that they belong at.
 
     Servers that are pointed at a root read no packaged files, so the root must have them too. Files
     that this tuner exported stay.
@@ -383,7 +385,7 @@ def packaged_to_carry(deliveries: Iterable[Delivery], root: Path) -> dict[Path, 
 
 
 def _engine_root(deliveries: Iterable[Delivery], engine: Engine) -> Path:
-    """The folder of the engine's package that all files are under."""
+    """Return the folder of the engine's package that all files are under."""
     (root, *others) = {delivery.engine_root for delivery in deliveries}
     return engine.root if others or root is None else root
 

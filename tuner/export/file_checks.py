@@ -21,20 +21,20 @@ log = logging.getLogger("tuner.plugin")
 # How far a launch may be from the nearest measured size: farther away, tuned constants were 0.44x
 # as fast as the engine's own (extend attention on an H200, tuned at 4 x 256, run at 1 x 1,024).
 SERVED_OCTAVES = 1.0
-_SPELLED = 8  # refused files in one line of a log; a folder may serve a fleet
+_SPELLED = 8  # refused files in a line of a log; a folder may serve a fleet
 
 
 class ServerFile(Protocol):
-    """What all files have in common."""
+    """The attributes that all files have."""
 
     @property
     def title(self) -> str:
-        """A short text for its problem."""
+        """Return a short text for the file's problem."""
         ...
 
     @property
     def predicted(self) -> bool:
-        """Whether no entry was measured."""
+        """Say whether no entry was measured."""
         ...
 
     @property
@@ -58,7 +58,7 @@ F = TypeVar("F", bound=ServerFile)
 
 @dataclass(frozen=True)
 class RuntimeFacts:
-    """What files are compared with. None: not known, and not compared."""
+    """The facts with which files are compared. None: not known, and not compared."""
 
     engine: str
     engine_version: str
@@ -72,7 +72,9 @@ class RuntimeFacts:
 
     @cached_property
     def kernels(self) -> tuple[Collection[str], str]:
-        """The hashes, and why there are none. Found out once, since it takes a server 30 ms."""
+        """Return the hashes, and why there are none. Computed once, since it takes a server 30
+        ms.
+        """
         try:
             return self.kernel_hashes(), ""
         except Exception as error:  # sources that nobody has seen
@@ -102,7 +104,7 @@ def facts_here(
 
 @dataclass(frozen=True)
 class FileCheck(Generic[F]):
-    """The result for one file."""
+    """The result for a file."""
 
     path: Path
     file: F | None  # None: malformed
@@ -121,8 +123,8 @@ class FileCheck(Generic[F]):
 def check_with(
     path: Path, read: Callable[[Path], F], facts: RuntimeFacts, refusal: Callable[[F], str]
 ) -> FileCheck[F]:
-    """Read a file and compare it with the facts about this server. `refusal`: why else it may not
-    be used.
+    """Read a file and compare it with the facts about this server. `refusal`: other reasons against
+    the file.
     """
     try:
         file = read(path)
@@ -132,16 +134,16 @@ def check_with(
 
 
 def log_items(word: str, checks: Sequence[FileCheck[F]], *, used: bool = True) -> list[str]:
-    """Return what one line of a log says of files: which are used, and which are refused.
+    """Return the parts of a log line about files: which are used, and which are refused.
 
-    Malformed ones have warnings of their own, which name the family by a word. Of many files of a
-    kind, the first are named.
+    Malformed files have warnings of their own, which name the family by `word`. If many files are
+    of a kind, the first are named.
     """
     malformed = [check for check in checks if check.file is None]
     for check in malformed[:_SPELLED]:
         log.warning("tuner %s: %s", word, check)
     refused = [check for check in checks if check.file and not check.used]
-    refused.sort(key=lambda check: ", this is " in check.reason)  # those for this GPU first
+    refused.sort(key=lambda check: ", this is " in check.reason)  # files for this GPU first
     more = len(malformed[_SPELLED:]) + len(refused[_SPELLED:])
     return [
         *(str(check) for check in checks if check.used and used),

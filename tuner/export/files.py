@@ -1,4 +1,4 @@
-"""Writing exported files, and the content of their sidecars."""
+"""Write exported files, and the content of their sidecars."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _READABLE = 0o644  # by the engine's user too, whatever mode temporary files hav
 
 
 def sidecar_fields(name: str, text: str) -> dict[str, Any]:
-    """The first fields of every sidecar: its file, and the tool that wrote both."""
+    """Return the first fields of every sidecar: its file, and the tool that wrote both."""
     return {
         "file": name,
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
@@ -43,7 +43,7 @@ def _tool() -> str:
 
 
 def provenance_row(winner: Winner) -> dict[str, Any]:
-    """A sidecar's object for one entry."""
+    """Return a sidecar's object for an entry."""
     entry = winner.entry
     incumbents = {name: incumbent_json(i) for name, i in sorted(entry.incumbents.items())}
     for incumbent in incumbents.values():
@@ -62,15 +62,15 @@ def sidecar_text(provenance: Mapping[str, Any]) -> str:
 
 
 def left_out_name(device: Device) -> str:
-    """The name, below PROVENANCE, of the list of problems that an export for a device lacks.
+    """Return the name, below PROVENANCE, of the list of problems that an export for a device lacks.
 
-    It ends in .jsonl because all .json files there are sidecars.
+    The name ends in .jsonl because all .json files there are sidecars.
     """
     return f"left_out,device_name={device.name}.jsonl"
 
 
 def left_out_text(left_out: Iterable[LeftOut]) -> str:
-    """A line for each problem, with an object."""
+    """Return a line for each problem, with an object."""
     return "".join(json.dumps(one.as_json()) + "\n" for one in left_out)
 
 
@@ -78,8 +78,8 @@ def write_all(root: Path, files: Mapping[Path, bytes]) -> None:
     """Write files under a root: all of them, or none.
 
     A root that does not exist yet appears with all its files at once. In a root that exists, all
-    files are written beside their places first, and then replace what is there: a reader sees the
-    old bytes of a file or the new ones. Raises UnwritableOutput, and then nothing has changed.
+    files are written beside their places first, and then replace the old files: a reader sees the
+    old bytes of a file or the new bytes. Raises UnwritableOutput, and then nothing has changed.
     """
     made: list[Path] = []
     try:
@@ -101,7 +101,7 @@ def write_all(root: Path, files: Mapping[Path, bytes]) -> None:
 
 
 def _create(root: Path, files: Mapping[Path, bytes]) -> bool:
-    """Make a folder with its files beside its place, and move it there. Returns whether its place
+    """Make a folder with its files beside its place, and move it there. Return whether its place
     was still free.
     """
     stage = root.with_name(f".{root.name}.{secrets.token_hex(4)}.part")
@@ -122,7 +122,7 @@ def _create(root: Path, files: Mapping[Path, bytes]) -> bool:
 
 
 def _replace_all(files: Mapping[Path, bytes], made: list[Path]) -> None:
-    """Replace files after all were written. Adds the folders that it makes to `made`."""
+    """Replace files after all were written. The folders that it makes are added to `made`."""
     parts: dict[Path, Path] = {}
     try:
         for path, data in files.items():
@@ -149,7 +149,7 @@ def _replace_all(files: Mapping[Path, bytes], made: list[Path]) -> None:
 
 
 def _make_folders(folder: Path, made: list[Path]) -> None:
-    """Make a folder and those above it. Adds the ones that were missing to `made`, outer first."""
+    """Make a folder and its parents. The missing folders are added to `made`, outer first."""
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     for one in reversed(missing):
         one.mkdir(exist_ok=True)

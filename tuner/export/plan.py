@@ -1,4 +1,4 @@
-"""Plan the tuning of a model before any work: who runs each problem, and what is known of it."""
+"""Plan the tuning of a model before any work: who runs each problem, and the known facts of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FoundFile(str, Enum):
     """The file that a server would find today."""
 
     STORED = "stored"  # this tuner has winners to export
-    SHELF = "shelf"  # `tuner export` writes one that was measured elsewhere
+    SHELF = "shelf"  # `tuner export` writes a file that was measured elsewhere
     SHIPPED = "shipped"  # the engine's makers tuned it on this card
     NONE = "none"
     UNKNOWN = "unknown"  # the engine is not on this machine
@@ -52,7 +52,7 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class ServedProblem:
-    """One problem of a model, what servers run for it, and whether it is to be tuned."""
+    """A problem of a model, the kernel that servers run for it, and whether it is to be tuned."""
 
     problem: Problem
     runs: Runs | None  # None: the release's rules say nothing of it
@@ -66,20 +66,20 @@ class ServedProblem:
 
 @dataclass(frozen=True)
 class ProblemPlan(ServedProblem):
-    """One problem of a model, with what is known before it is tuned."""
+    """A problem of a model, with the facts that are known before it is tuned."""
 
     file: FoundFile
     gain: float | None  # geometric mean of the stored gains; None: not known
     gain_status: Status | None  # OK: measured; PREDICTED
-    gpu_s: float | None  # seconds of one GPU that tuning would take; None: not known
-    stale: str = ""  # why the stored gain says nothing of what is installed here
+    gpu_s: float | None  # seconds of a GPU that tuning would take; None: not known
+    stale: str = ""  # why the stored gain does not hold for the backends that are installed here
     tuned_on: str = ""  # the Triton of a shipped file, if it is not the release's own
     from_shelf: bool = False  # whether the gain was measured elsewhere
     leave: str = ""  # why such problems are better left to the library that servers may run
 
     @property
     def not_measured(self) -> list[str]:
-        """The kernels beside which tuning will not measure Triton, in words."""
+        """Return the kernels beside which tuning will not measure Triton, in words."""
         names = [kernel.backend for kernel in self.runs.kernels] if self.runs else []
         others = [name for name in names if name not in (TRITON, "none")]
         words = (no_module(name, self.problem.family) for name in dict.fromkeys(others))
@@ -120,6 +120,7 @@ class ModelPlan:
 
     device: Device
     problems: Sequence[ProblemPlan]
+    not_known: Sequence[str] = ()  # families in words: the model may have problems of them
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -130,12 +131,17 @@ class ModelPlan:
 
     @property
     def on_shelf(self) -> int:
-        """The number of problems for which the shelf has files that servers would read."""
+        """Return the number of problems for which the shelf has files that servers would read."""
         return sum(one.to_tune and one.file is FoundFile.SHELF for one in self.problems)
 
     def summary(self) -> str:
-        """The first line: how much there is to tune, and how long it takes."""
+        """Return the first line: how much there is to tune, and how long it takes."""
         wanted = [one for one in self.problems if one.to_tune]
+        if not wanted and self.not_known:
+            return (
+                f"not known: too little could be read of {' and '.join(self.not_known)}; "
+                "for the rest, servers here would read no tuned file"
+            )
         if not wanted:
             return "leave everything as it is: servers here would read no tuned file"
         known = [one.gpu_s for one in wanted if one.gpu_s is not None]
@@ -144,7 +150,9 @@ class ModelPlan:
         return f"{len(wanted)} of {len(self.problems)} problems to tune{takes}{ready}"
 
     def as_text(self) -> str:
-        """The summary, a table, and a line for each distinct answer of the engine's rules."""
+        """Return the summary, a table, and a line for each distinct answer of the engine's
+        rules.
+        """
         headers = ("problem", "runs", "reads files", "file", "gain", "GPU s")
         rows = [
             (
@@ -167,7 +175,7 @@ class ModelPlan:
         ]
         older = [
             f"the file of {one.problem.spec()} was tuned with Triton {one.tuned_on}, and this "
-            "release runs another one: servers that read it warn that its performance might be "
+            "release runs another Triton: servers that read it warn that its performance might be "
             "sub-optimal"
             for one in self.problems
             if one.tuned_on
@@ -185,7 +193,7 @@ def served_problems(
     unread: bool = False,
     kind: MeasureKind = MeasureKind.GPU,
 ) -> list[ServedProblem]:
-    """Return each problem once, with what servers run for it and whether it is to be tuned.
+    """Return each problem once, with the servers' kernel and whether the problem is to be tuned.
 
     A problem is left out if servers read no file for it, unless `unread`, and if its times are to
     be predicted and cannot be. `engine` is a name and a version, "" if that is not known. `flags`
@@ -214,9 +222,9 @@ def plan_model(
     unread: bool = False,
     kind: MeasureKind = MeasureKind.GPU,
 ) -> ModelPlan:
-    """Plan the problems of a model. `winners` are what the store has for the engine on the device.
+    """Plan the problems of a model. `winners` are the stored winners for the engine on the device.
 
-    `flags`, `unread` and `kind` are those of `served_problems`.
+    For `flags`, `unread` and `kind` see `served_problems`.
     """
     found = []
     served = served_problems(
@@ -282,7 +290,7 @@ def _names(runs: Runs | None) -> str:
 def _file(
     problem: Problem, engine: Engine | Elsewhere, device: Device, entries: Sequence[Entry]
 ) -> tuple[FoundFile, str]:
-    """The file, and the Triton in its folder's name if that is not the release's own."""
+    """Return the file, and the Triton in its folder's name if that is not the release's own."""
     if any(entry.status is not Status.INCUMBENT for entry in entries):
         return FoundFile.STORED, ""
     if isinstance(engine, Elsewhere):
@@ -299,14 +307,14 @@ def _file(
 
 
 def _stale(winners: Sequence[Winner]) -> str:
-    """Why gains over another backend say nothing of the one that is installed here."""
+    """Return why gains over another backend say nothing of the backend that is installed here."""
     words = (stale_words(reference(one.entry).name, [one.environment]) for one in winners)
     return next(filter(None, words), "")
 
 
 def _known_gain(entries: Sequence[Entry]) -> tuple[float | None, Status | None]:
-    """The geometric mean of stored gains over what runs without us, of measured ones if there are
-    any.
+    """Return the geometric mean of stored gains over servers without us, of measured gains if
+    there are any.
     """
     told = [entry for entry in entries if reference(entry).without_us]
     for status in (Status.OK, Status.PREDICTED):

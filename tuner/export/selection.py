@@ -1,4 +1,4 @@
-"""Which problems' winners go into an export, and which are left out."""
+"""Select the problems whose winners go into an export, and list the problems that are left out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LeftOut:
 
 
 def left_out_lines(left_out: Iterable[LeftOut]) -> list[str]:
-    """A line for each reason, with the problems that it holds for."""
+    """Return a line for each reason, with the problems that it holds for."""
     by_reason: dict[str, list[str]] = {}
     for one in left_out:
         by_reason.setdefault(one.why, []).append(one.problem.spec())
@@ -39,10 +39,10 @@ def left_out_lines(left_out: Iterable[LeftOut]) -> list[str]:
 
 
 def select(winners: Sequence[Winner], wanted: Sequence[Problem]) -> list[Winner]:
-    """The winners for the wanted problems.
+    """Return the winners for the wanted problems.
 
     A problem without winners stands for all stored problems that its family calls alike. Raises
-    ExportRefused where no stored problem matches, and names the nearest one.
+    ExportRefused if no stored problem matches, and names the nearest problem.
     """
     chosen = winners_of(winners, wanted)
     if not chosen:
@@ -52,19 +52,21 @@ def select(winners: Sequence[Winner], wanted: Sequence[Problem]) -> list[Winner]
 
 
 def winners_of(winners: Sequence[Winner], wanted: Collection[Problem]) -> list[Winner]:
-    """The winners for the wanted problems, as `select` finds them; there may be none."""
+    """Return the winners for the wanted problems, as `select` finds them; there may be none."""
     chosen = stored_for(wanted, {winner.problem for winner in winners})
     return [winner for winner in winners if winner.problem in chosen]
 
 
 def stored_for(wanted: Iterable[Problem], stored: Collection[Problem]) -> set[Problem]:
-    """The stored problems that the wanted ones stand for; see `select`."""
+    """Return the stored problems that the wanted problems stand for; see `select`."""
     return {one for problem in wanted for one in stored if _names(problem, one, stored)}
 
 
 def with_shipped(winners: Sequence[Winner]) -> list[Winner]:
-    """The winners. At the sizes where a prediction kept the entries of the engine's own file, they
-    are the engine's: its makers measured them, and nothing was predicted to replace them.
+    """Return the winners, with a predicted entry that equals the engine's shipped entry marked as
+    INCUMBENT.
+
+    The engine's makers measured such an entry, and nothing was predicted to replace it.
     """
     others = {
         (winner.problem, winner.entry.point.size)
@@ -82,11 +84,11 @@ def with_shipped(winners: Sequence[Winner]) -> list[Winner]:
 def leave_out_predicted(
     winners: Sequence[Winner], named: Iterable[Problem] = ()
 ) -> tuple[list[Winner], list[LeftOut]]:
-    """The winners without predicted ones, and what is left out.
+    """Return the winners without predicted winners, and the left-out problems.
 
-    Where a measured problem has a predicted winner, the winner is replaced by what counts without
-    predictions, or by the engine's own entry: a file holds every size. Raises ExportRefused where
-    nothing measured is left, or nothing measured of what a problem in `named` stands for.
+    If a measured problem has a predicted winner, it is replaced by the winner that counts without
+    predictions, or by the engine's own entry: a file holds every size. Raises ExportRefused if
+    nothing measured is left, or nothing measured of the problems that one of `named` stands for.
     """
     stored = Counter(winner.problem for winner in winners)
     predicted = Counter(w.problem for w in winners if w.entry.status is Status.PREDICTED)
@@ -110,7 +112,7 @@ def leave_out_predicted(
 
 
 def _unpredicted(winner: Winner) -> Winner | None:
-    """What counts where predictions do not; None if that is not known."""
+    """Return the winner that counts without predictions; None if it is not known."""
     if winner.status is not Status.PREDICTED:
         return winner
     if winner.unpredicted:
@@ -123,7 +125,9 @@ def _unpredicted(winner: Winner) -> Winner | None:
 
 
 def as_it_runs(winner: Winner, reason: str, own: Incumbent | None = None) -> Winner:
-    """The winner with the configuration that servers run without us: `own`, or the known one."""
+    """Return the winner with the configuration that servers run without this program: `own`, or the
+    known configuration.
+    """
     own = own or reference(winner.entry).incumbent
     assert own is not None
     entry = replace(
@@ -140,7 +144,9 @@ def as_it_runs(winner: Winner, reason: str, own: Incumbent | None = None) -> Win
 def wholly_named(
     named: Iterable[Problem], stored: Collection[Problem], left_out: Collection[Problem]
 ) -> set[Problem]:
-    """All that one of the `named` problems stands for, if all of it is left out; else nothing."""
+    """Return all problems that one of `named` stands for, if all of them are left out; else
+    nothing.
+    """
     meant = (stored_for([problem], stored) for problem in named)
     return next((some for some in meant if some and some <= set(left_out)), set())
 

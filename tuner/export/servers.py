@@ -1,4 +1,4 @@
-"""What the servers run that winners are read by, by the rules and by what was seen when they were
+"""Find the kernel that servers run, by the rules and by the state of servers when winners were
 tuned.
 """
 
@@ -18,7 +18,7 @@ from tuner.tuning.gains import OWN, name_of
 
 
 def _served(flags: Mapping[str, str], winners: Sequence[Winner]) -> dict[str, str]:
-    """The servers' settings: what `flags` leave open is as for the newest winners."""
+    """Return the servers' settings: `flags`, with the newest winners' settings for open flags."""
     known = _own(winners)
     if class_alone(flags):
         return dict(flags)
@@ -26,7 +26,9 @@ def _served(flags: Mapping[str, str], winners: Sequence[Winner]) -> dict[str, st
 
 
 def _own(winners: Sequence[Winner]) -> dict[str, str]:
-    """The settings of the servers that the newest winners were found for; empty: not known."""
+    """Return the settings of the servers that the newest winners were found for; empty: not
+    known.
+    """
     known = [winner for winner in winners if winner.entry.server]
     newest = max(known, key=lambda winner: winner.published_at, default=None)
     return settings_kept(newest.entry.server) if newest else {}
@@ -39,7 +41,8 @@ def running(
     engine: tuple[str, str],
     flags: Mapping[str, str],
 ) -> tuple[Runs | None, Kernel | None, dict[str, str]]:
-    """Return what servers run by the rules, which of these kernels it is, and their settings.
+    """Return the servers' kernels by the rules, which of these kernels runs, and the servers'
+    settings.
 
     None: not known. The settings have the flags without which servers would not start.
     """
@@ -53,9 +56,9 @@ def running(
 def kernel_that_runs(
     runs: Runs | None, own: Runs | None, entries: Sequence[Entry]
 ) -> Kernel | None:
-    """The kernel that servers run, as far as the rules and the entries say; None: not known.
+    """Return the kernel that servers run, as far as the rules and the entries say; None: not known.
 
-    What is installed was seen when the entries were tuned, for servers that run `own`. It is no
+    The tuning of the entries saw the installed backends, for servers that run `own`. This is no
     answer for servers whose flags make another choice.
     """
     if runs is None or runs.older:
@@ -75,7 +78,7 @@ def kernel_that_runs(
 def for_servers(
     winners: Sequence[Winner], device: Device, engine: tuple[str, str], flags: Mapping[str, str]
 ) -> list[Winner]:
-    """The winners with what servers run that are started with these flags, without stale times.
+    """Return the winners, as servers with these flags run them, without stale times.
 
     `engine`: the name and version that the servers run.
     """
@@ -90,7 +93,7 @@ def for_servers(
 
 
 def without_stale(winners: Sequence[Winner]) -> list[Winner]:
-    """The winners without times of backends of which another version is installed here."""
+    """Return the winners without times of backends of which another version is installed here."""
     return [
         replace(
             winner,
@@ -110,7 +113,7 @@ def without_stale(winners: Sequence[Winner]) -> list[Winner]:
 def with_server_kernel(
     winners: Sequence[Winner], kernel: Kernel | None, server: ServerSettings
 ) -> list[Winner]:
-    """The winners with the name of what a server runs, where it is known."""
+    """Return the winners with the name of the kernel that a server runs, if it is known."""
     return [
         replace(
             winner,

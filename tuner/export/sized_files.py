@@ -1,4 +1,4 @@
-"""Make the files that servers read from winners, with one entry for each size of a problem.
+"""Make the files that servers read from winners, with an entry for each size of a problem.
 
 A family's engine says where the files go and how they are written: a `Layout`.
 """
@@ -22,7 +22,7 @@ _OF_KERNELS = ("engine", "engine_version", "triton", "kernel_hash")
 
 @dataclass(frozen=True)
 class Content:
-    """The entries of a file, and what they are for."""
+    """The entries of a file, and the problem and environment that they are for."""
 
     problem: Problem
     environment: Environment
@@ -31,11 +31,11 @@ class Content:
 
 
 class Layout(Protocol):
-    """Where the files of an export are, and how they are written."""
+    """The paths and the format of an export's files."""
 
     def path(self, problem: Problem, triton: str) -> Path: ...
     def sizes(self, problem: Problem, triton: str) -> Sequence[int]:
-        """The batch sizes that a file must hold."""
+        """Return the batch sizes that a file must hold."""
         ...
 
     def sidecar(self, path: Path) -> Path: ...
@@ -44,7 +44,7 @@ class Layout(Protocol):
 
 @dataclass(frozen=True)
 class SizedFile:
-    """One file to write: a problem for a device and a Triton version."""
+    """A file to write: a problem for a device and a Triton version."""
 
     path: Path
     sidecar: Path
@@ -72,7 +72,7 @@ class SizedFile:
 
     @property
     def own(self) -> frozenset[int]:
-        """The sizes that keep what the engine runs without us."""
+        """Return the sizes that keep the engine's own entry."""
         kept = (n for n, status in self.statuses.items() if status is Status.INCUMBENT)
         return frozenset(kept)
 
@@ -80,11 +80,11 @@ class SizedFile:
         return self.written
 
     def as_json(self) -> dict[str, Any]:
-        """The fields of `tuner export --json` that only this family has."""
+        """Return the fields of `tuner export --json` that only this family has."""
         return {**self.about, "batch_sizes": list(self.entries)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A bundle manifest's row for each entry."""
+        """Yield a bundle manifest's row for each entry."""
         for size, row in self.provenance["entries"].items():
             yield {
                 "problem": self.provenance["problem"],
@@ -104,13 +104,13 @@ def build_files(
     layout: Layout,
     row: Callable[[Winner], dict[str, Any]] = provenance_row,
     about: Mapping[str, str] = {},
-    kind: type[F] = SizedFile,  # type: ignore[assignment]  # what F is where nothing is given
+    kind: type[F] = SizedFile,  # type: ignore[assignment]  # the default of F
 ) -> list[F]:
-    """The files to write. Entries that an earlier export measured with the same kernels are not
-    replaced by predicted ones.
+    """Return the files to write. Predicted entries do not replace entries that an earlier export
+    measured with the same kernels.
 
-    `row` gives the sidecar's object for a winner; its "config" is the entry. Raises whatever the
-    layout raises.
+    `row` gives the sidecar's object for a winner; its "config" is the entry. Raises the errors of
+    the layout.
     """
 
     def key(winner: Winner) -> tuple[Path, str]:
@@ -127,7 +127,7 @@ def _built(
     row_of: Callable[[Winner], dict[str, Any]],
     about: Mapping[str, str],
 ) -> tuple[Path, Path, Content, str, dict[str, Any], list[int]]:
-    """A file's fields, in their order."""
+    """Return a file's fields, in their order."""
     newest = max(winners, key=lambda winner: winner.published_at)
     problem, environment = newest.problem, newest.environment
     path = layout.path(problem, environment.triton)
@@ -160,7 +160,9 @@ def _built(
 
 
 def _is_measured(row: Mapping[str, Any]) -> bool:
-    """Whether a row was measured, or is the engine's because that was measured as faster."""
+    """Say whether a row was measured, or is the engine's because its entry was measured as
+    faster.
+    """
     if row["status"] == Status.INCUMBENT.value:
         return any(one["status"] == Status.OK.value for one in row["incumbents"].values())
     return bool(row["status"] == Status.OK.value)
@@ -174,9 +176,9 @@ def _of_kernels(environment: Environment) -> dict[str, Any]:
 def _measured_earlier(
     path: Path, sidecar: Path, newest: Winner, about: Mapping[str, str]
 ) -> dict[int, dict[str, Any]]:
-    """The measured rows of an existing sidecar for this problem and the newest kernels.
+    """Return the measured rows of an existing sidecar for this problem and the newest kernels.
 
-    This is empty if the sidecar is not ours, or belongs to another problem with this file name.
+    Empty if the sidecar is not ours, or belongs to another problem with this file name.
     """
     provenance = read_sidecar(path, sidecar) or {}
     now = _of_kernels(newest.environment)

@@ -1,4 +1,4 @@
-"""Sum up an export: what it wrote, and how servers are pointed at it."""
+"""Sum up an export: its files, and how servers are pointed at them."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from tuner.shell import command_line, export_line, unset_line
 
 @dataclass(frozen=True)
 class ExportSummary:
-    """What an export wrote."""
+    """The files of an export, and the facts that its user needs."""
 
     root: Path
     files: Sequence[ExportFile]
     carried: int  # packaged files copied beside them
-    variables: Sequence[str]  # point servers at the root; none where they find it by themselves
+    variables: Sequence[str]  # point servers at the root; none if they find it by themselves
     server_flags: Sequence[ServerFlags] = ()
-    notes: Sequence[str] = ()  # what an operator should know about the files
+    notes: Sequence[str] = ()  # for operators, about the files
     left_out: Sequence[LeftOut] = ()
-    advice: Sequence[Advice] = ()  # what to do about each problem
+    advice: Sequence[Advice] = ()  # on each problem
     removed: Sequence[Path] = ()  # files of an earlier export, for problems that are left alone
     restores: Sequence[str] = ()  # commands for files that lie in the engine's own folder
 
     @property
     def back(self) -> str:
-        """How servers run as they did before the export."""
+        """Return how servers run as they did before the export."""
         if self.restores:
             return "run these lines, and restart the servers"
         if not self.variables:
@@ -46,7 +46,7 @@ class ExportSummary:
         return f"restart the servers{flags} after `{unset_line(self.variables)}`"
 
     def as_json(self) -> dict[str, Any]:
-        """The object that `tuner export --json` prints."""
+        """Return the object that `tuner export --json` prints."""
         problems = [one.as_json() for one in self.left_out]
         return {
             "root": str(self.root),
@@ -61,7 +61,7 @@ class ExportSummary:
         }
 
     def as_text(self) -> str:
-        """The files, the number of measured entries in each, and how to use them."""
+        """Return the files, the number of measured entries in each, and how to use them."""
         if not self.files:
             first = "leave it: nothing is advised, and nothing was written"
             return folded("\n".join([first, *map(str, self.advice), *self._removed()]))
@@ -92,9 +92,9 @@ class ExportSummary:
 
 
 def shelf_notes(winners: Iterable[Winner], *, for_here: bool = False) -> list[str]:
-    """Say how many problems' files were measured elsewhere, and with which driver.
+    """Return notes: how many problems' files were measured elsewhere, and with which driver.
 
-    `for_here`: compare it with this machine's, because the files are for this machine.
+    `for_here`: compare the driver with this machine's, because the files are for this machine.
     """
     places: dict[str, set[Problem]] = {}
     for winner in winners:
@@ -110,7 +110,7 @@ def shelf_notes(winners: Iterable[Winner], *, for_here: bool = False) -> list[st
 
 
 def triton_notes(files: Iterable[ExportFile], engine: Engine) -> list[str]:
-    """A warning if the files are not for the Triton that the engine's servers run."""
+    """Return a warning if the files are not for the Triton that the engine's servers run."""
     runs = engine_triton(engine)
     others = sorted({file.triton for file in files} - {runs})
     if runs is None or not others:

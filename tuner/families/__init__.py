@@ -1,1 +1,1 @@
-"""Families of kernels, one folder each, independent of the engine."""
+"""Families of kernels, a folder for each, independent of the engine."""

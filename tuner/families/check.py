@@ -1,7 +1,9 @@
-"""Check whether what an engine would launch compiles and fits on a device, for any family.
+"""Check whether the kernels that an engine would launch compile and fit on a device, for any
+family.
 
-A family's module `check` groups what there is to compile: the entries of config files, or what the
-engine runs for problems. It derives a class from `Check`, which says how entries are shown.
+A family's module `check` groups the entries to compile: entries of config files, or entries that
+the engine runs for problems. The module derives a class from `Check`, which says how entries are
+shown.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ _NAMED = 6  # names that a message lists
 
 @dataclass(frozen=True)
 class EntryToCheck:
-    """One entry to check."""
+    """An entry to check."""
 
     part: Part
     size: int  # as the file has it, e.g. a batch size
     config: Config  # as the file has it
-    candidate: Candidate | None  # what is compiled; None: nothing is
+    candidate: Candidate | None  # None: nothing is compiled
     refused: Compiled | None = None  # why the engine would not launch it
     detail: str = ""
 
@@ -43,9 +45,9 @@ P = TypeVar("P", bound=Problem)
 
 @dataclass(frozen=True)
 class CheckGroup(Generic[P]):
-    """What there is to check of one file, or of one problem without a file."""
+    """The entries to check of a file, or of a problem without a file."""
 
-    name: str  # the file's path, or what the engine runs without one
+    name: str  # the file's path, or the default that the engine runs
     problem: P
     binder: Binder
     entries: Sequence[EntryToCheck]
@@ -55,7 +57,7 @@ class CheckGroup(Generic[P]):
 
 @dataclass(frozen=True)
 class CheckedEntry:
-    """One entry, compiled for a device."""
+    """An entry, compiled for a device."""
 
     file: str  # the group's name
     problem: Problem
@@ -71,7 +73,7 @@ class CheckedEntry:
 
     @property
     def lost(self) -> bool:
-        """Whether a mishap left open whether it fits."""
+        """Say whether a mishap left open if the entry fits."""
         return self.compiled is not None and self.compiled.lost
 
     @property
@@ -100,12 +102,12 @@ class UnreadFile:
     why: str  # a sentence
 
     def as_json(self) -> dict[str, Any]:
-        """What `tuner check --json` has of it."""
+        """Return the file as `tuner check --json` prints it."""
         return {"file": self.file, "asked": list(self.asked), "why": self.why}
 
 
 def not_among(files: Sequence[Path], asked: Sequence[str], who: str) -> Iterator[UnreadFile]:
-    """The files that have none of the names for which `who`, an engine with a model, asks."""
+    """Yield the files whose names `who`, an engine with a model, does not ask for."""
     for path in files:
         if path.name in asked:
             continue
@@ -120,24 +122,24 @@ def not_among(files: Sequence[Path], asked: Sequence[str], who: str) -> Iterator
 
 @dataclass(frozen=True)
 class Check(Generic[E]):
-    """The results for every entry. A family's class says its columns."""
+    """The results for every entry. A family's class names its columns."""
 
     device: Device
     entries: Sequence[E]
-    runs: Sequence[Runs] = ()  # what the engine runs for these problems
+    runs: Sequence[Runs] = ()  # the kernels of these problems
     warnings: Mapping[str, str] = field(default_factory=dict)  # of files
-    notes: Sequence[str] = ()  # what was assumed, and which files were not checked
+    notes: Sequence[str] = ()  # assumptions, and files that were not checked
     unread: Sequence[UnreadFile] = ()
 
     columns: ClassVar[tuple[str, ...]]  # of the table, before the verdict and its details
     by: ClassVar[str] = "M"  # the column that names an entry beside its details
 
     def cells(self, entry: E) -> tuple[object, ...]:
-        """The entry's cells in `columns`."""
+        """Return the entry's cells in `columns`."""
         raise NotImplementedError
 
     def fields(self, entry: E) -> dict[str, Any]:
-        """What names the entry in JSON."""
+        """Return the fields that name the entry in JSON."""
         raise NotImplementedError
 
     @property
@@ -145,7 +147,7 @@ class Check(Generic[E]):
         return not self.unread and all(entry.fits for entry in self.entries)
 
     def as_json(self) -> dict[str, Any]:
-        """The object that `tuner check --json` prints."""
+        """Return the object that `tuner check --json` prints."""
         unread = [one.as_json() for one in self.unread]
         return {
             "device": self.device.name,
@@ -155,7 +157,7 @@ class Check(Generic[E]):
         }
 
     def entry_json(self, entry: E) -> dict[str, Any]:
-        """An entry in JSON."""
+        """Return an entry in JSON."""
         return {
             **self.fields(entry),
             **_compiled_json(entry.compiled or _NOTHING, self.device.shared_optin_bytes),
@@ -168,7 +170,7 @@ class Check(Generic[E]):
         return folded("\n".join([*self.tables(), *self.notes, limit, self.closing()]))
 
     def tables(self) -> Iterator[str]:
-        """Each file with the table of its entries, and an empty line."""
+        """Yield each file, the table of its entries and an empty line."""
         by_file: dict[str, list[E]] = {}
         for entry in self.entries:
             by_file.setdefault(entry.file, []).append(entry)
@@ -180,12 +182,12 @@ class Check(Generic[E]):
             yield ""
 
     def table(self, entries: Sequence[E]) -> str:
-        """The table of one file's entries."""
+        """Return the table of a file's entries."""
         rows = [(*self.cells(entry), entry.verdict, entry.why) for entry in entries]
         return verdicts((*self.columns, "verdict", "detail"), rows, by=self.by)
 
     def closing(self) -> str:
-        """The last line: how many entries cannot run."""
+        """Return the last line: how many entries cannot run."""
         verdict = self.counted("cannot run", "all can run")
         if not self.entries:
             verdict = "none was checked"
@@ -196,7 +198,9 @@ class Check(Generic[E]):
         return f"{len(self.entries)} entries on {self.device.name}: {verdict}"
 
     def counted(self, bad: str, good: str) -> str:
-        """How many entries do not fit, in these words, and how many are not known."""
+        """Count the entries that do not fit, in these words, and the entries that were not
+        checked.
+        """
         lost = sum(entry.lost for entry in self.entries)
         counts = {bad: sum(not entry.fits for entry in self.entries) - lost, "not checked": lost}
         return ", ".join(f"{n} {words}" for words, n in counts.items() if n) or good
@@ -234,12 +238,12 @@ def check_groups(
 
 
 def runs_of(groups: Sequence[CheckGroup[Any]], device: Device, engine: Engine) -> Sequence[Runs]:
-    """What the engine runs for the groups' problems."""
+    """Return the kernels that the engine runs for the groups' problems."""
     return engine_runs(engine.name, engine.version, (group.problem for group in groups), device)
 
 
 def _candidates(group: CheckGroup[Any]) -> list[Candidate]:
-    """What is compiled for a group, each candidate once."""
+    """Return the candidates to compile for a group, without repeats."""
     return list(dict.fromkeys(one.candidate for one in group.entries if one.candidate is not None))
 
 
@@ -256,8 +260,8 @@ def _compiled(compiler: KernelCompiler, group: CheckGroup[Any]) -> Iterator[Chec
 
 
 def _compiled_json(compiled: Compiled, limit_bytes: int) -> dict[str, Any]:
-    """What `tuner check --json` says of an entry's kernel. `limit_bytes` is the most shared memory
-    that a block may have on the device.
+    """Return the fields of `tuner check --json` about an entry's kernel. `limit_bytes` is the most
+    shared memory that a block may have on the device.
     """
     return {
         "shared_bytes": compiled.shared_bytes,

@@ -1,1 +1,1 @@
-"""Jobs: tuning runs that a client or the nightly round asked for."""
+"""Define jobs: tuning runs that a client or the nightly round asked for."""

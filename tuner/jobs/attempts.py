@@ -1,4 +1,4 @@
-"""An attempt at a job: how it ends, and how long it may go without progress.
+"""Define an attempt at a job: its outcome, and its limits without progress.
 
 Times are on the clock of the process that watches it.
 """
@@ -16,7 +16,7 @@ LONGEST_LOOK_S = 15.0
 
 
 class AttemptOutcome(str, Enum):
-    """How an attempt ended."""
+    """The outcome of an attempt."""
 
     DONE = "done"  # its winners are published
     FAILED = "failed"  # every attempt would fail
@@ -30,7 +30,7 @@ class AttemptOutcome(str, Enum):
 
 @dataclass(frozen=True)
 class AttemptResult:
-    """How an attempt ended, and why."""
+    """The outcome of an attempt, and the reason."""
 
     outcome: AttemptOutcome
     reason: str = ""
@@ -40,7 +40,7 @@ class AttemptResult:
 
 
 class AttemptPhase(str, Enum):
-    """What a held job is to do next."""
+    """The next step of a held job."""
 
     START = "start"
     FIRST_TRIAL = "first_trial"
@@ -61,7 +61,7 @@ class AttemptLimits:
     attempt_s: float = 21_600.0
 
     def of(self, phase: AttemptPhase) -> float:
-        """The longest time that a phase may last."""
+        """Return the longest time that a phase may last."""
         by_phase = {
             AttemptPhase.START: self.start_s,
             AttemptPhase.FIRST_TRIAL: self.first_trial_s,
@@ -70,7 +70,7 @@ class AttemptLimits:
         return by_phase[phase]
 
     def later(self, by_s: float) -> AttemptLimits:
-        """The same limits, with more time for each phase."""
+        """Return the same limits, with more time for each phase."""
         return replace(
             self,
             start_s=self.start_s + by_s,
@@ -82,13 +82,13 @@ class AttemptLimits:
 
 @dataclass(frozen=True)
 class HeldJob:
-    """What the store says of a job that a worker holds."""
+    """A job that a worker holds, as the store shows it."""
 
     fence: int
     owner: str
     began: bool  # its run has begun
     trial_count: int  # stored in this attempt
-    renewal: datetime | None  # another one after each heartbeat
+    renewal: datetime | None  # a new time after each heartbeat
     cancel_requested: bool = False
 
     @property
@@ -107,14 +107,14 @@ class Exceeded:
 
 
 class Stopwatch:
-    """How long one held job has been as it is now."""
+    """The seconds that a held job has spent in its present state."""
 
     def __init__(self, held: HeldJob) -> None:
         self._held = held
         self._since_renewal_s = self._in_phase_s = self._held_s = 0.0
 
     def look(self, held: HeldJob, elapsed_s: float) -> None:
-        """Compare the job with what it was `elapsed_s` seconds ago."""
+        """Compare the job with its state `elapsed_s` seconds ago."""
         elapsed_s = min(elapsed_s, LONGEST_LOOK_S)
         before, self._held = self._held, held
         if (held.fence, held.owner) != (before.fence, before.owner):
@@ -128,13 +128,15 @@ class Stopwatch:
         self._in_phase_s = self._in_phase_s + elapsed_s if same else 0.0
 
     def lapsed(self, limits: AttemptLimits) -> Exceeded | None:
-        """Whether the lease was not renewed for too long."""
+        """Return the exceeded limit if the lease was not renewed for too long."""
         if self._since_renewal_s <= limits.lease_s:
             return None
         return Exceeded(f"the lease of {self._held.owner} expired")
 
     def overdue(self, limits: AttemptLimits) -> Exceeded | None:
-        """Whether the job made no progress for too long, or goes on for too long."""
+        """Return the exceeded limit if the job made no progress for too long, or goes on for too
+        long.
+        """
         phase = self._held.phase
         if self._in_phase_s > limits.of(phase):
             what = {

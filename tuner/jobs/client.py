@@ -1,4 +1,4 @@
-"""A server's queue, watches and nights over HTTP, and where the command line finds its key."""
+"""Use a server's queue, watches and nights over HTTP, and find the command line's key."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ KEY_VARIABLE = "TUNER_API_KEY"
 
 
 def api_key(environ: Mapping[str, str]) -> str | None:
-    """TUNER_API_KEY, or the content of TUNER_API_KEY_FILE or of the user's `api-key` file.
+    """Return TUNER_API_KEY, or the content of TUNER_API_KEY_FILE or of the user's `api-key` file.
 
-    Raises BadInput where both variables are set, for a file that cannot be read, or that other
-    users may read, and for a text that cannot be a key.
+    Raises BadInput if both variables are set, for a file that cannot be read, or that other users
+    may read, and for a text that cannot be a key.
     """
     key, given = environ.get(KEY_VARIABLE), environ.get(f"{KEY_VARIABLE}_FILE")
     if key and given:
@@ -63,7 +63,7 @@ def api_key(environ: Mapping[str, str]) -> str | None:
 
 
 def key_path(environ: Mapping[str, str]) -> Path:
-    """The file in which the command line looks for its key."""
+    """Return the file in which the command line looks for its key."""
     given = environ.get(f"{KEY_VARIABLE}_FILE")
     return (
         Path(given)
@@ -101,8 +101,8 @@ T = TypeVar("T")
 class RemoteQueue:
     """A server's queue, results, watches, coverage and nights.
 
-    Raises ServerUnavailable where the server does not answer, and BadInput, with the server's
-    message, for a request that it refuses.
+    Raises ServerUnavailable if the server does not answer, and BadInput, with the server's message,
+    for a request that it refuses.
     """
 
     def __init__(self, url: str, key: str | None) -> None:
@@ -115,7 +115,7 @@ class RemoteQueue:
     ) -> Sequence[Submitted]:
         """Post jobs together. They are sent again when no answer comes; a key keeps them single.
 
-        Raises BadInput where the server refuses one of them, which does not stop the others.
+        Raises BadInput if the server refuses a job, which does not stop the others.
         """
         answers: list[Submitted] = []
         for at in range(0, len(requests), MOST_AT_ONCE):
@@ -137,7 +137,7 @@ class RemoteQueue:
         return answers
 
     def get(self, job_id: str) -> Job:
-        """The job. Raises UnknownJob."""
+        """Return the job. Raises UnknownJob."""
         return self._ask("GET", _job_path(job_id), read=_read_job)
 
     def list(self, query: JobQuery = ALL_JOBS, *, limit: int = 50) -> Sequence[Job]:
@@ -162,13 +162,13 @@ class RemoteQueue:
         return self._ask("POST", f"{_job_path(job_id)}/retry", read=_read_job)
 
     def waiting(self, job: Job) -> str:
-        """Why a job does not go on; "" if nothing is known to hinder it."""
+        """Say why a job does not go on; "" if nothing is known to hinder it."""
         if job.state.finished:
             return ""
         return self._ask("GET", _job_path(job.id), read=_read_waiting)[1]
 
     def workers(self) -> Sequence[WorkerStatus]:
-        """The workers of the last weeks."""
+        """Return the workers of the last weeks."""
         return self._ask("GET", "/v1/workers", read=lambda got: _each(got["workers"], read_worker))
 
     def drain(self, name: str) -> None:
@@ -180,7 +180,7 @@ class RemoteQueue:
         self._ask("POST", f"/v1/workers/{urllib.parse.quote(name, safe='')}/resume")
 
     def events(self, job_id: str, after: int = 0) -> Iterator[JobEvent]:
-        """A job's events after number `after`, as they happen, until the job or the stream ends."""
+        """Yield a job's events after number `after`, until the job or the stream ends."""
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
         stream = self._open("GET", f"{_job_path(job_id)}/events", headers=headers)
         with stream as answer, self._expecting_this_version():
@@ -191,20 +191,21 @@ class RemoteQueue:
                 return  # the stream broke: the caller asks again
 
     def winners(self, device: str, engine: str, read: Callable[[Json], T]) -> Sequence[T]:
-        """The current winners for a device and an engine, NAME or NAME==VERSION, as `read` makes
-        them.
+        """Return the current winners for a device and an engine, NAME or NAME==VERSION.
+
+        `read` converts each winner.
         """
         path = f"/v1/winners?{urllib.parse.urlencode({'device': device, 'engine': engine})}"
         return self._ask("GET", path, read=lambda got: _each(got["winners"], read))
 
     def withdraw(self, problem: str, device: str, engine: str) -> None:
-        """Withdraw the winners of a problem. Raises BadInput where the key may not."""
+        """Withdraw the winners of a problem. Raises BadInput if the key may not."""
         of = urllib.parse.urlencode({"problem": problem, "device": device, "engine": engine})
         with self._open("DELETE", f"/v1/results?{of}"):
             pass
 
     def watches(self) -> Sequence[Json]:
-        """The watches that were added, in order of their ids."""
+        """Return the watches that were added, in order of their ids."""
         return self._ask("GET", "/v1/watches", read=lambda got: _each(got["watches"], _watch))
 
     def add_watch(self, watch: Mapping[str, Any]) -> Json:
@@ -212,17 +213,17 @@ class RemoteQueue:
         return self._ask("POST", "/v1/watches", watch, read=_watch)
 
     def remove_watch(self, watch_id: int) -> None:
-        """Remove a watch. Raises BadInput where there is none with that id."""
+        """Remove a watch. Raises BadInput if there is none with that id."""
         with self._open("DELETE", f"/v1/watches/{watch_id}"):
             pass
 
     def stored(self, device: str | None) -> Iterator[Json]:
-        """What is stored for a device, or for all, by environment and problem."""
+        """Yield the stored results of a device, or of all, by environment and problem."""
         check = partial(_checked, fields=_STORED, environment=_PLACE)
         return self._pages("/v1/coverage", "stored", check, device=device, limit=1000)
 
     def watched(self, device: str | None) -> Iterator[Json]:
-        """What is watched for a device, or for all, in the watch list's order."""
+        """Yield the watched problems of a device, or of all, in the watch list's order."""
         check = partial(_checked, fields=_WATCHED)
         return self._pages("/v1/coverage/watched", "watched", check, device=device, limit=100)
 
@@ -232,13 +233,13 @@ class RemoteQueue:
         return self._ask("POST", "/v1/nights", body, timeout_s=NIGHT_S, read=check)
 
     def nights(self, limit: int) -> Sequence[Json]:
-        """The newest nights with counts, the last one first."""
+        """Return the newest nights with counts, the last first."""
         check = partial(_checked, fields=(*_NIGHT, "counts"))
         path = f"/v1/nights?limit={limit}"
         return self._ask("GET", path, read=lambda got: _each(got["nights"], check))
 
     def last_night(self) -> Json:
-        """The last night with its summary. Raises BadInput before the first."""
+        """Return the last night with its summary. Raises BadInput before the first."""
         check = partial(_checked, fields=(*_NIGHT, "summary"))
         return self._ask("GET", "/v1/nights/last", read=check)
 
@@ -250,7 +251,6 @@ class RemoteQueue:
     def _pages(
         self, path: str, name: str, read: Callable[[Any], Json], **query: object
     ) -> Iterator[Json]:
-        """All items of a list, page by page."""
         given = {key: value for key, value in query.items() if value is not None}
         while True:
             page, given["after"] = self._ask(
@@ -273,9 +273,10 @@ class RemoteQueue:
         read: Callable[[Any], T] = dict,  # type: ignore[assignment]
         pauses_s: Sequence[float] = (),
     ) -> T:
-        """What `read` makes of the answer. After each pause, a server that was away is asked again.
+        """Send a request, and return its answer as `read` converts it.
 
-        Raises ServerUnavailable, too, for an answer that `read` does not know.
+        After each pause, a server that was away is asked again. Raises ServerUnavailable, too, for
+        an answer that `read` does not know.
         """
         for pause_s in pauses_s:
             with contextlib.suppress(ServerUnavailable):
@@ -331,7 +332,7 @@ def _read_waiting(values: Mapping[str, Any]) -> tuple[Job, str]:
 
 
 def _read_batch(values: Mapping[str, Any]) -> tuple[list[Submitted], list[str]]:
-    """The answers of the accepted jobs, and why others were refused."""
+    """Return the answers of the accepted jobs, and why others were refused."""
     items = list(values["jobs"])
     refused = [str(item["problem"]["detail"]) for item in items if item["problem"]]
     return _each((item["job"] for item in items if not item["problem"]), _read_submitted), refused
@@ -408,7 +409,7 @@ def _read_job(values: Mapping[str, Any]) -> Job:
 
 
 def _checked(values: Json, fields: Sequence[str], **inner: Sequence[str]) -> Json:
-    """The object. Raises KeyError where it, or an object in it, lacks one of these fields."""
+    """Return the object. Raises KeyError if it, or an object in it, lacks one of these fields."""
     if lacking := [name for name in fields if name not in values]:
         raise KeyError(*lacking)
     for name, within in inner.items():

@@ -1,6 +1,6 @@
-"""Jobs: tuning runs that were asked for, and their states.
+"""Define jobs: tuning runs that were asked for, and their states.
 
-docs/architecture.md, "Jobs", draws the states and says which process writes what.
+docs/architecture.md, "Jobs", draws the states and names the process that writes each.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What to tune, in values that travel as JSON.
+    """A request to tune, in values that travel as JSON.
 
     Raises BadInput for a value that no worker could run.
     """
@@ -79,10 +79,10 @@ class JobRequest:
     engine: str = "sglang"  # or sglang==VERSION
     measure: str = "gpu"  # gpu, predict or replay:FILE, a path for the worker
     effort: Effort = Effort.STANDARD
-    wide: bool | None = None  # search beyond the engine's grid; None: where times are measured
+    wide: bool | None = None  # search beyond the engine's grid; None: if times are measured
     seed: int = 0
     model: str = ""  # the model's name, for people; not part of `key`
-    server: ServerSettings = UNKNOWN_SERVER  # that will read what is found
+    server: ServerSettings = UNKNOWN_SERVER  # the server that will read the files
 
     def __post_init__(self) -> None:
         if find_device(self.device).name != self.device:
@@ -93,12 +93,12 @@ class JobRequest:
 
     @property
     def source(self) -> Source:
-        """The source of times, as `measure` says."""
+        """Return the source of times, as `measure` says."""
         return parse_source(self.measure)
 
     @property
     def points(self) -> frozenset[Point]:
-        """What is tuned; empty for a replay that tunes all points of its recording."""
+        """Return the points to tune; none for a replay that tunes all points of its recording."""
         if self.source.kind is MeasureKind.REPLAY and not self.selection.given:
             return frozenset()
         return self.selection.points(self.problem)
@@ -114,12 +114,14 @@ class JobRequest:
 
     @property
     def key(self) -> str:
-        """Equal for requests for the same work: sha256 of all that the result depends on."""
+        """Return a sha256 that is equal for requests for the same work."""
         identity = {name: value for name, value in self.as_json().items() if name != "model"}
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def to_run(self, source: Source, *, carry_over: bool) -> Request:
-        """The request as this machine runs it. Raises UnknownEngine if the engine is not here."""
+        """Return the request as this machine runs it. Raises UnknownEngine if the engine is not
+        here.
+        """
         return Request(
             problem=self.problem,
             device=find_device(self.device),
@@ -134,7 +136,7 @@ class JobRequest:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The request as JSON, which `read_request` reads back."""
+        """Return the request as JSON, which `read_request` reads back."""
         return {
             "problem": self.problem.spec(),
             "device": self.device,
@@ -145,7 +147,7 @@ class JobRequest:
             "wide": self.wide,
             "seed": self.seed,
             "model": self.model,
-            # Left out where it is not known, so that keys of earlier programs are found.
+            # Left out if it is not known, so that keys of earlier programs are found.
             **self.server.as_json(),
         }
 
@@ -176,7 +178,7 @@ def refuse_undoable(request: JobRequest) -> None:
 
 
 def read_request(values: Mapping[str, Any]) -> JobRequest:
-    """A request from the JSON object that `JobRequest.as_json` makes."""
+    """Read a request from the JSON object that `JobRequest.as_json` makes."""
     problem = parse_problem(values["problem"])
     return JobRequest(
         problem=problem,
@@ -194,7 +196,7 @@ def read_request(values: Mapping[str, Any]) -> JobRequest:
 
 @dataclass(frozen=True)
 class UnreadableRequest:
-    """A stored request that this release cannot read: a newer or an older one posted it."""
+    """A stored request that this release cannot read: a newer or an older release posted it."""
 
     stored: Mapping[str, Any]
     why: str
@@ -229,7 +231,7 @@ class UnreadableRequest:
 
 
 def read_if_possible(values: Mapping[str, Any]) -> JobRequest | UnreadableRequest:
-    """Read a request as `read_request` does; one that it cannot read must not stop the others."""
+    """Read a request as `read_request` does, but let no unreadable request stop the others."""
     try:
         return read_request(values)
     except Exception as error:  # another release's values may have any form
@@ -239,17 +241,17 @@ def read_if_possible(values: Mapping[str, Any]) -> JobRequest | UnreadableReques
 
 @dataclass(frozen=True)
 class Cost:
-    """What a job cost, in seconds. A job of two GPUs has two GPU seconds each second."""
+    """The cost of a job, in seconds. A job of two GPUs has two GPU seconds each second."""
 
-    gpu_s: float  # that its GPUs were its own; 0 where it needs none
+    gpu_s: float  # that its GPUs were its own; 0 if it needs none
     gpu_idle_s: float  # of these, neither checking nor timing anything
     cpu_s: float  # of the compile processes, and of the process that searches or predicts
 
     @classmethod
     def of(cls, totals: Totals) -> Cost:
-        """The cost of a run."""
+        """Return the cost of a run."""
         extra = totals.extra
-        cpu_s = extra.get("cpu_s", totals.compile_s + totals.measure_s)  # where no GPU is measured
+        cpu_s = extra.get("cpu_s", totals.compile_s + totals.measure_s)  # if no GPU is measured
         return cls(extra.get("gpu_s", 0.0), extra.get("gpu_idle_s", 0.0), cpu_s)
 
     def as_json(self) -> dict[str, float]:
@@ -265,8 +267,8 @@ class Job:
     priority: Priority
     state: JobState
     client: str  # that posted it first: an API key's name, "nightly" or "local"
-    clients: tuple[str, ...]  # that wait for it: who cancels is no longer one of them
-    attempts: int  # claims so far, without those that were given back uncounted
+    clients: tuple[str, ...]  # that wait for it: a client that cancels is removed
+    attempts: int  # claims so far, without claims that were given back uncounted
     owner: str  # the worker that has it, or had it last
     lease_expires_at: datetime | None
     cancel_requested: bool
@@ -280,7 +282,7 @@ class Job:
     cost: Cost | None = None  # of the attempt that ended it; None: not known
 
     def as_json(self) -> dict[str, Any]:
-        """The job as the API and `tuner jobs show --json` show it."""
+        """Return the job as the API and `tuner jobs show --json` show it."""
         asked = self.request
         unreadable = {"unreadable": asked.why} if isinstance(asked, UnreadableRequest) else {}
         return {
@@ -303,12 +305,12 @@ class Job:
         }
 
 
-PLANNED = "planned"  # the kind of the event that says what a run will try
+PLANNED = "planned"  # the kind of the event that announces the tries of a run
 
 
 @dataclass(frozen=True)
 class JobEvent:
-    """One event of a job."""
+    """An event of a job."""
 
     job_id: str
     seq: int  # 1, 2, 3, ... without gaps
@@ -334,7 +336,7 @@ class Submitted:
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to work on a job, until the lease expires and another worker is given one.
+    """The right to work on a job, until the lease expires and another worker gets the job.
 
     Writes under the lease raise StaleLease once the job has another lease, or has ended.
     """
@@ -347,7 +349,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class JobFilter:
-    """Which jobs a worker can do."""
+    """The jobs that a worker can do."""
 
     needs_gpu: bool
     devices: tuple[str, ...] | None = None  # None: all devices
@@ -355,7 +357,7 @@ class JobFilter:
 
 
 def new_job_id() -> str:
-    """26 letters and digits that sort by time to the millisecond, like a ULID's."""
+    """Make 26 letters and digits that sort by time to the millisecond, like a ULID's."""
     value = time.time_ns() // 1_000_000 << 80 | secrets.randbits(80)
     digits = "0123456789abcdefghjkmnpqrstvwxyz"
     return "".join(digits[value >> shift & 31] for shift in range(125, -1, -5))
@@ -371,10 +373,10 @@ def parse_state(text: str) -> JobState:
 
 
 def read_time(text: str) -> datetime:
-    """A time of the API's answers."""
+    """Read a time of the API's answers."""
     return datetime.fromisoformat(text.replace("Z", "+00:00"))  # Python 3.10 knows no Z
 
 
 def iso(at: datetime | None) -> str | None:
-    """A time in UTC as JSON has it everywhere: 2026-11-21T05:54:55.337798Z."""
+    """Write a time in UTC as JSON has it everywhere: 2026-11-21T05:54:55.337798Z."""
     return None if at is None else at.isoformat().replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""The jobs of a model: one for each of its problems that is worth tuning."""
+"""Make the jobs of a model: a job for each of its problems that is worth tuning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tuner.targets import LeftOut, TuningTarget
 
 @dataclass(frozen=True)
 class ModelJobs:
-    """The jobs of a model, and what of it is left out."""
+    """The jobs of a model, and its parts that are left out."""
 
     requests: Sequence[JobRequest]
     left_out: Sequence[LeftOut]  # problems, and families in words
@@ -36,8 +36,8 @@ def model_jobs(
 ) -> ModelJobs:
     """Return a job for each problem that is to be tuned and that a worker can do.
 
-    `engine`, `settings` and `unread` are those of `served_problems`; with `only`, all but
-    these problems are passed over. A target that is one problem is not left out. Raises BadInput as
+    `engine`, `settings` and `unread` are passed to `served_problems`; with `only`, all other
+    problems are skipped. A target that is one problem is not left out. Raises BadInput as
     `request_of` does, and for such a problem as `refuse_undoable` does.
     """
     target_of = {problem: target for target in targets for problem in target.problems}

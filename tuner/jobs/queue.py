@@ -1,4 +1,4 @@
-"""What a local queue and a server have in common, and which jobs they list."""
+"""Define the methods that a local queue and a server share, and which jobs they list."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tuner.jobs.workers import WorkerStatus
 
 @dataclass(frozen=True)
 class JobQuery:
-    """Which jobs to list. A field that is None or empty excludes none."""
+    """A choice of jobs to list. A field that is None or empty excludes none."""
 
     device: str | None = None  # the device table's name
     model: str | None = None  # a part of the name that the job's request has, in either case
@@ -23,7 +23,7 @@ class JobQuery:
     states: frozenset[JobState] = frozenset()
 
     def parameters(self) -> dict[str, str | list[str]]:
-        """The query as the parameters of GET /v1/jobs; fields with their default are left out."""
+        """Return the query as the parameters of GET /v1/jobs, without fields at their default."""
         values: dict[str, str | list[str] | None] = {
             "device": self.device,
             "model": self.model,
@@ -34,7 +34,7 @@ class JobQuery:
 
     @property
     def digest(self) -> str:
-        """12 hexadecimal digits that are equal for equal queries: a cursor remembers them."""
+        """Return 12 hexadecimal digits that are equal for equal queries: a cursor has them."""
         text = json.dumps(self.parameters(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -43,7 +43,7 @@ ALL_JOBS = JobQuery()
 
 
 class Queue(Protocol):
-    """What a local store and a server have in common."""
+    """The methods that a local store and a server share."""
 
     def submit_all(
         self, requests: Sequence[JobRequest], *, priority: Priority
@@ -76,7 +76,7 @@ Json = dict[str, Any]
 
 
 class Watching(Protocol):
-    """What a server and the local store (`workers.nightly.LocalWatching`) have in common.
+    """The methods that a server and the local store (`workers.nightly.LocalWatching`) share.
 
     Values are the JSON objects of the API.
     """

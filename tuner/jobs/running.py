@@ -1,8 +1,8 @@
-"""Ask a running server what it serves, and with which flags.
+"""Ask a running server for its model and its flags.
 
 sglang answers all fields of its ServerArgs, as its release resolved them, at /server_info (releases
 before 0.5.12 at /get_server_info). vLLM says its release at /version and its model at /v1/models;
-its flags are not to be had, so they are given beside its URL. A service asks only the servers that
+it does not tell its flags, so they are given beside its URL. A service asks only the servers that
 its operator lists.
 """
 
@@ -46,7 +46,7 @@ class RunningServer:
 def ask_listed(url: str) -> RunningServer:
     """Ask a server that TUNER_SERVERS lists, as HOST:PORT; see `ask_server`.
 
-    Raises BadInput for another one.
+    Raises BadInput for a server that is not listed.
     """
     place = urlsplit(checked_url(url)).netloc
     if place not in os.environ.get(LISTED, "").replace(",", " ").split():
@@ -60,8 +60,8 @@ def ask_listed(url: str) -> RunningServer:
 def ask_server(url: str) -> RunningServer:
     """Ask the sglang or vLLM server at a URL.
 
-    Raises BadInput for a URL that is none or a server that is neither, and ServerUnavailable if no
-    whole answer comes.
+    Raises BadInput for a text that is no URL or a server that is neither, and ServerUnavailable if
+    no whole answer comes.
     """
     base = checked_url(url)
     for path in _SGLANG:

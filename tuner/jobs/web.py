@@ -12,11 +12,11 @@ from tuner.errors import BadInput
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: object) -> None:
-        """Return None: a key must not be sent to another server, and no other one was named."""
+        """Return None: a key must not be sent to another server than the named server."""
 
 
 def opener_for(url: str) -> urllib.request.OpenerDirector:
-    """Return what opens a server's URLs."""
+    """Return the opener of a server's URLs."""
     handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
     if is_loopback(urllib.parse.urlsplit(url).hostname or ""):
         handlers.append(urllib.request.ProxyHandler({}))
@@ -24,7 +24,7 @@ def opener_for(url: str) -> urllib.request.OpenerDirector:
 
 
 def checked_url(text: str) -> str:
-    """Return a server's address without its last slash. Raises BadInput if it is none."""
+    """Return a server's address without its last slash. Raises BadInput if it is no address."""
     with contextlib.suppress(ValueError):  # an invalid address or port
         url = urllib.parse.urlsplit(text)
         address = url.hostname and url.port != 0 and "@" not in url.netloc
@@ -35,7 +35,7 @@ def checked_url(text: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine's own."""
+    """Say whether a host is this machine's own."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Workers: what each of them can do, who can do a job, and why a job does not go on."""
+"""Describe workers: their abilities, who can do a job, and why a job does not go on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORGET_AFTER = timedelta(days=14)  # since it was last seen
 
 
 class WorkerState(str, Enum):
-    """What a worker does with the jobs that it could do."""
+    """Whether a worker takes the jobs that it could do."""
 
     ACTIVE = "active"
     SET_ASIDE = "set_aside"  # it could not begin to tune, twice in a row
@@ -40,7 +40,7 @@ class WorkerState(str, Enum):
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """A worker process and what it can do."""
+    """A worker process and its abilities."""
 
     id: str  # one for each process
     name: str  # the same after a restart
@@ -52,7 +52,9 @@ class WorkerInfo:
     packages: Mapping[str, str]  # name -> version: triton, torch, engine-tuner
 
     def filters(self) -> list[JobFilter]:
-        """The jobs that it takes: the ones that measure on its GPU first, then all others."""
+        """Return the jobs that it takes: first the jobs that measure on its GPU, then
+        all others.
+        """
         names = {_parts(engine)[0] for engine in self.engines}
         engines = (*self.engines, *sorted(names))
         others = JobFilter(needs_gpu=False, devices=self.devices, engines=engines)
@@ -61,11 +63,11 @@ class WorkerInfo:
         return [JobFilter(needs_gpu=True, devices=(self.device,), engines=engines), others]
 
     def preferred(self) -> Mapping[str, str]:
-        """What each engine means here when no version is given: sglang -> sglang==0.5.16."""
+        """Return each engine's version here when no version is given: sglang -> sglang==0.5.16."""
         return {_parts(engine)[0]: engine for engine in reversed(self.engines)}
 
     def with_engines(self, engines: tuple[str, ...]) -> WorkerInfo:
-        """The same worker with other engines."""
+        """Return the same worker with other engines."""
         return replace(self, engines=engines)
 
 
@@ -88,7 +90,7 @@ class WorkerStatus:
 
     @property
     def doing(self) -> str:
-        """One word for people: idle, busy, draining, drained, set aside, stopped or lost."""
+        """Say in a word: idle, busy, draining, drained, set aside, stopped or lost."""
         if self.state is WorkerState.STOPPED:
             return "stopped"
         if not self.alive:
@@ -100,11 +102,11 @@ class WorkerStatus:
         return "busy" if self.job_id else "idle"
 
     def called(self, name: str) -> bool:
-        """Whether `name` is the worker's name, its id or its host."""
+        """Say whether `name` is the worker's name, its id or its host."""
         return name in (self.info.id, self.info.name, self.info.host)
 
     def as_json(self) -> dict[str, Any]:
-        """The worker as the API and `tuner admin workers --json` show it."""
+        """Return the worker as the API and `tuner admin workers --json` show it."""
         return {
             **asdict(self.info),
             "state": self.doing.replace(" ", "_"),
@@ -116,14 +118,14 @@ class WorkerStatus:
 
 
 def read_info(values: Mapping[Any, Any]) -> WorkerInfo:
-    """A worker process from its row, or from the JSON object of a worker."""
+    """Read a worker process from its row, or from the JSON object of a worker."""
     info = WorkerInfo(**{one.name: values[one.name] for one in fields(WorkerInfo)})
     devices = None if info.devices is None else tuple(info.devices)
     return replace(info, devices=devices, engines=tuple(info.engines))
 
 
 def read_worker(values: Mapping[str, Any]) -> WorkerStatus:
-    """A worker from the JSON object that `WorkerStatus.as_json` makes."""
+    """Read a worker from the JSON object that `WorkerStatus.as_json` makes."""
     doing = values["state"]
     states = {"set_aside": WorkerState.SET_ASIDE, "stopped": WorkerState.STOPPED}
     return WorkerStatus(
@@ -140,7 +142,7 @@ def read_worker(values: Mapping[str, Any]) -> WorkerStatus:
 
 @dataclass(frozen=True)
 class JobRequirements:
-    """What a worker must have to do a job."""
+    """The abilities that a worker must have to do a job."""
 
     device: str
     needs_gpu: bool
@@ -148,11 +150,11 @@ class JobRequirements:
 
     @classmethod
     def of(cls, request: JobRequest | UnreadableRequest) -> JobRequirements:
-        """The need of a job."""
+        """Return the requirements of a job."""
         return cls(request.device, request.needs_gpu, request.engine)
 
     def met_by(self, info: WorkerInfo) -> bool:
-        """Whether a worker can do the job."""
+        """Say whether a worker can do the job."""
         return self._device_met_by(info) and self._engine_met_by(info)
 
     def _device_met_by(self, info: WorkerInfo) -> bool:
@@ -167,10 +169,11 @@ class JobRequirements:
         )
 
     def pinned(self, workers: Iterable[WorkerStatus], here: str | None) -> JobRequirements:
-        """The same need with one version of the engine.
+        """Return the same requirements with one version of the engine.
 
-        Without a version, it is the one `here`, unless the living workers for the device have only
-        others: then it is the newest that one of them prefers. It stays open if nobody knows any.
+        Without a version, it is the version `here`, unless the living workers for the device have
+        only others: then it is the newest that any of them prefers. It stays open if nobody knows a
+        version.
         """
         name, version = _parts(self.engine)
         if version is not None:
@@ -184,9 +187,9 @@ class JobRequirements:
         return replace(self, engine=newest)
 
     def newest(self, workers: Sequence[WorkerStatus], here: str | None) -> JobRequirements:
-        """As `pinned`, but it is the newest version of the workers even where they have `here`.
+        """Return `pinned`, but with the workers' newest version even if they have `here`.
 
-        What is done again and again must not go back to an old version.
+        Repeated work must not go back to an old version.
         """
         theirs = self.pinned(workers, None)
         return theirs if theirs.version else self.pinned((), here)
@@ -196,7 +199,7 @@ class JobRequirements:
         return _parts(self.engine)[1]
 
     def unmet(self, workers: Sequence[WorkerStatus], now: datetime) -> str:
-        """Why no living worker can do the job; "" where one can."""
+        """Say why no living worker can do the job; "" if a worker can."""
         able = [one for one in workers if self.met_by(one.info)]
         if any(one.takes_jobs for one in able):
             return ""
@@ -215,7 +218,7 @@ class JobRequirements:
 
 
 def _parts(engine: str) -> tuple[str, str | None]:
-    """As `parse_spec`, but for any name: a newer program's workers may have engines of theirs."""
+    """Split as `parse_spec`, but for any name: a newer program's workers may have other engines."""
     name, equals, version = (part.strip() for part in engine.partition("=="))
     return name, version if equals else None
 
@@ -225,9 +228,9 @@ def _version_order(engine: str) -> tuple[Any, ...]:
 
 
 def engine_version_here(spec: str) -> str | None:
-    """The version that `spec` means on this machine, at most a minute old.
+    """Return the version that `spec` means on this machine, at most a minute old.
 
-    Without that engine here, the version that `spec` names, or None.
+    Without that engine here, return the version that `spec` names, or None.
     """
     return _engine_version_here(spec, int(time.monotonic() // 60))
 
@@ -241,7 +244,7 @@ def _engine_version_here(spec: str, minute: int) -> str | None:
 
 
 def ago(age: timedelta) -> str:
-    """A time span in its largest whole unit: "3 minutes", "2 days"."""
+    """Say a time span in its largest whole unit: "3 minutes", "2 days"."""
     seconds = max(0, int(age.total_seconds()))
     for name, size in (("day", 86_400), ("hour", 3600), ("minute", 60)):
         if count := seconds // size:
@@ -254,14 +257,14 @@ SILENT = 2.5 * HEARTBEAT  # two heartbeats were missed, and a third is nearly du
 
 @dataclass(frozen=True)
 class Stalled:
-    """What is known of a job that a silent worker holds. `why` says it in words.
+    """A job that a silent worker holds. `why` says it in words.
 
     It is no state of the stored job: a reconciler takes the job back by its own clock, and until
     then the worker may come back.
     """
 
-    worker: str  # its name, or its id where it is not known
-    heartbeat_at: datetime  # the last one
+    worker: str  # its name, or its id if the name is not known
+    heartbeat_at: datetime  # the last heartbeat
     last_step_at: datetime  # the job's newest event: most often a batch of trials
     lease_ends_at: datetime
     another: bool  # whether another living worker can take the job then
@@ -273,14 +276,14 @@ class Stalled:
 
 
 class Reasons:
-    """Says of jobs why they do not go on, by the workers that are known and the time of day."""
+    """Says why jobs do not go on, by the known workers and the time of day."""
 
     def __init__(self, workers: Sequence[WorkerStatus], now: datetime) -> None:
         self.workers, self.now = workers, now
         self._unmet: dict[JobRequirements, str] = {}  # a list of jobs has few needs
 
     def stalled(self, job: Job) -> Stalled | None:
-        """What is known of a held job whose worker is silent; None of any other job."""
+        """Return the facts of a held job whose worker is silent; None for any other job."""
         if job.state not in HELD or job.lease_expires_at is None:
             return None
         heartbeat = job.lease_expires_at - LEASE
@@ -296,7 +299,7 @@ class Reasons:
         return replace(found, why=self._said(found))
 
     def why(self, job: Job) -> str:
-        """Why a job does not go on; "" if nothing is known to hinder it."""
+        """Say why a job does not go on; "" if nothing is known to hinder it."""
         if stalled := self.stalled(job):
             return stalled.why
         if job.state is not JobState.QUEUED:
@@ -311,14 +314,14 @@ class Reasons:
         return ""
 
     def unmet(self, request: JobRequest) -> str:
-        """Why no living worker can do a job; "" if one can."""
+        """Say why no living worker can do a job; "" if a worker can."""
         need = JobRequirements.of(request)
         if need not in self._unmet:
             self._unmet[need] = need.unmet(self.workers, self.now)
         return self._unmet[need]
 
     def as_json(self, job: Job) -> Mapping[str, Any]:
-        """The fields of the API's answers that say why a job does not go on."""
+        """Return the fields of the API's answers that say why a job does not go on."""
         stalled = self.stalled(job)
         return {"waiting": self.why(job), "stalled": stalled and stalled.as_json()}
 

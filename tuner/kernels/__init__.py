@@ -1,1 +1,1 @@
-"""Engines' jitted kernels: copied out of their source, with arguments bound by name."""
+"""Copy jitted kernels out of engines' source, and bind their arguments by name."""

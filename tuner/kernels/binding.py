@@ -1,4 +1,4 @@
-"""The argument of each kernel parameter, and how Triton specialises on it.
+"""Bind an argument to each kernel parameter, and specialise on it as Triton does.
 
 A binding serves at compile time through `variant()` (types, specialisations, constants), and at
 launch through its arguments.
@@ -30,7 +30,7 @@ class Pointer:
     """
 
     dtype: str
-    operand: str = ""  # the launcher's name for it, where it differs from the parameter's name
+    operand: str = ""  # the launcher's name for it, if it differs from the parameter's name
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Integer:
 
 @dataclass(frozen=True)
 class Float:
-    """A float32 known at launch; Triton never specialises on one."""
+    """A float32 known at launch; Triton never specialises on floats."""
 
     value: float
 
@@ -169,7 +169,7 @@ def bind(
 
 
 def argument_of(name: str, value: object, *, constant: bool = False) -> Argument:
-    """The argument of a value that a launcher passed to a kernel (`KernelLaunch.arguments`).
+    """Return the argument of a value that a launcher passed to a kernel (`KernelLaunch.arguments`).
 
     `constant`: the kernel's parameter is a tl.constexpr. Raises UnsupportedKernel.
     """
@@ -214,11 +214,11 @@ class FamilyKernels(ABC):
 
     @abstractmethod
     def bound(self, problem: Any, candidate: Candidate, target: Target) -> Binding:  # noqa: ANN401
-        """The first kernel that the engine launches with a candidate, and its arguments."""
+        """Return the first kernel that the engine launches with a candidate, and its arguments."""
 
     @property
     def hash(self) -> str:
-        """The sha256 of the lifted source of all kernels."""
+        """Return the sha256 of the lifted source of all kernels."""
         return self.lifted.hash
 
     def binder(
@@ -226,5 +226,5 @@ class FamilyKernels(ABC):
         problem: Any,  # noqa: ANN401  # one of the family
         target: Target,
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """`bound` as a function of a candidate, for the compiler."""
+        """Return `bound` as a function of a candidate, for the compiler."""
         return lambda candidate: (self.lifted, self.bound(problem, candidate, target))

@@ -1,7 +1,7 @@
-"""Functions of an engine's source, compiled one by one with the definitions that they use.
+"""Compile functions of an engine's source one by one, with the definitions that they use.
 
-The engine is not imported, and no source file is run as a whole. So only the things that a function
-really uses must be understood.
+The engine is not imported, and no source file is run as a whole. So only the definitions that a
+function really uses must be understood.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _Definition = ast.FunctionDef | ast.Assign
 
 
 class Definitions:
-    """The functions of a source file, and those of the engine's other files that they use.
+    """The functions of a source file, and the definitions that they use in the engine's other
+    files.
 
     `known` has stand-ins for names in all of these files. A jitted function becomes a stand-in too:
     `record` takes its launches, to each of which `chosen` is added.
@@ -48,10 +49,10 @@ class Definitions:
         self._parameters: dict[str, Mapping[str, inspect.Parameter]] = {}
 
     def call(self, name: str, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401 (the engine's)
-        """A function's result for those of the arguments that this version's function has.
+        """Call a function with the arguments that this version's function has.
 
-        Raises UnsupportedKernel where the function or something that it uses is not known, where it
-        has another required parameter, or where it fails.
+        Raises UnsupportedKernel if the function or a definition that it uses is not known, if it
+        has another required parameter, or if it fails.
         """
         function: Callable[..., Any] = self._define(self._file(self._source), name, "the tuner")
         parameters = self.parameters(name)
@@ -71,13 +72,13 @@ class Definitions:
         return self._parameters[name]
 
     def has(self, name: str) -> bool:
-        """Whether the source file defines a name."""
+        """Say whether the source file defines a name."""
         return name in self._file(self._source).definitions
 
     def autotuned(self, kernel: str) -> list[dict[str, int]]:
-        """The configurations among which `triton.autotune` chooses; empty where nothing chooses.
+        """Return the configurations of a kernel's `triton.autotune`; none without an autotuner.
 
-        Raises UnsupportedKernel where the file has no such kernel, or the list is not known.
+        Raises UnsupportedKernel if the file has no such kernel, or the list is not known.
         """
         file = self._file(self._source)
         node = file.definitions.get(kernel)
@@ -96,7 +97,7 @@ class Definitions:
         return []
 
     def _evaluate(self, file: _File, value: ast.expr, asked_by: str) -> Any:  # noqa: ANN401
-        """An expression of a file, whose names are followed."""
+        """Evaluate an expression of a file, whose names are followed."""
         for used in _free_names(value):
             self._define(file, used, asked_by=asked_by)
         code = compile(ast.Expression(value), str(file.path), "eval")
@@ -151,7 +152,7 @@ class Definitions:
     def _heuristics(
         self, file: _File, name: str, decorators: Sequence[ast.expr]
     ) -> dict[str, Callable[[Mapping[str, Any]], object]]:
-        """What the decorators `triton.heuristics` of a kernel set when it is launched.
+        """Return the parameters that a kernel's `triton.heuristics` decorators set at launch.
 
         Triton calls the outermost decorator first.
         """
@@ -180,7 +181,7 @@ class Definitions:
 
 
 class _File:
-    """A source file's definitions and imports, and what was compiled of it."""
+    """A source file's definitions and imports, and its compiled definitions."""
 
     def __init__(self, path: Path, root: Path, engine: str, space: dict[str, Any]) -> None:
         self.path, self.space, self._root = path, space, root
@@ -205,7 +206,7 @@ class _File:
             self.imports[bound_name(alias)] = module, alias.name
 
     def imports_from_engine(self, node: ast.stmt) -> bool:
-        """Whether a function's statement does so. Then the names become the file's."""
+        """Take the names if a function's statement imports from the engine; say whether it does."""
         if not isinstance(node, ast.ImportFrom):
             return False
         module = _absolute(node, self.path, self._root)
@@ -215,7 +216,7 @@ class _File:
         return True
 
     def wrappers(self, kernel: str) -> list[ast.expr]:
-        """What the file calls with a kernel alone, and assigns the result: as a decorator."""
+        """Return the functions that the file calls with only a kernel, as a decorator."""
         calls = [
             node.value
             for node in self.definitions.values()
@@ -225,7 +226,7 @@ class _File:
 
 
 def _absolute(node: ast.ImportFrom, path: Path, root: Path) -> str:
-    """The full name of the module that a file imports from."""
+    """Return the full name of the module that a file imports from."""
     own = node.module or ""
     if not node.level:
         return own
@@ -263,7 +264,9 @@ def _free_names(node: _Definition | ast.expr) -> list[str]:
 
 @contextlib.contextmanager
 def unsupported_if_it_fails(what: str) -> Iterator[None]:
-    """Turn any error of an engine's code into UnsupportedKernel, which says what and why."""
+    """Turn any error of an engine's code into UnsupportedKernel, which names `what` and
+    the reason.
+    """
     try:
         yield
     except UnsupportedKernel:

@@ -1,4 +1,4 @@
-"""Find out what an engine's launcher launches, without a GPU and without torch.
+"""Record an engine's kernel launches, without a GPU and without torch.
 
 An engine decides in Python which kernel it launches, with which constants and arguments. This
 module runs the engine's source file with stand-ins for everything that it imports (`stand_ins`):
@@ -60,10 +60,10 @@ class Launcher:
     _modules: dict[Path, dict[str, Any]] = field(default_factory=dict)
 
     def run(self, function: str, arguments: Mapping[str, Any]) -> list[KernelLaunch]:
-        """The launches of `function`, called with the `arguments` that are among its parameters.
+        """Return the launches of `function`, called with the `arguments` that it has as parameters.
 
-        Raises UnsupportedKernel where the engine has no such function, where an argument is
-        missing, or where the launch depends on something that only a running engine knows.
+        Raises UnsupportedKernel if the engine has no such function, if an argument is missing, or
+        if the launch depends on a value that only a running engine knows.
         """
         return self.follow(function, arguments).launches
 
@@ -73,10 +73,10 @@ class Launcher:
         arguments: Mapping[str, Any],
         instead: Mapping[str, object] | None = None,
     ) -> Followed:
-        """Like `run`, with the function's result.
+        """Run a function as `run` does; return its result too.
 
         `instead` has values for names of the source file while the function runs, such as another
-        loader of config files. Raises UnsupportedKernel too where the file lacks such a name.
+        loader of config files. Raises UnsupportedKernel too if the file lacks such a name.
         """
         call = self._function(function)
         with unsupported_if_it_fails(f"{self.origin}: {function}"), self._replaced(instead or {}):
@@ -88,13 +88,15 @@ class Launcher:
         return Followed(result, list(self._launches))
 
     def parameters(self, function: str) -> tuple[str, ...]:
-        """The names of a function's parameters. Raises UnsupportedKernel."""
+        """Return the names of a function's parameters. Raises UnsupportedKernel."""
         call = self._function(function)
         with unsupported_if_it_fails(f"{self.origin}: {function}"):
             return tuple(inspect.signature(call).parameters)
 
     def has(self, name: str) -> bool:
-        """Whether the source file defines a name. Raises UnsupportedKernel if it cannot be run."""
+        """Say whether the source file defines a name. Raises UnsupportedKernel if it
+        cannot be run.
+        """
         with unsupported_if_it_fails(f"{self.origin}: {self.source.name}"):
             return name in self._execute(self.source)
 
@@ -190,7 +192,7 @@ def _compiled(text: str, path: str) -> CodeType:
 
 
 def _silent_logging() -> ModuleType:
-    """`logging` whose loggers say nothing: an engine's warnings are for its own servers."""
+    """Return a `logging` whose loggers are silent: an engine's warnings are for its own servers."""
     module = ModuleType("logging")
     vars(module).update(vars(logging))
     silent = logging.Logger("engine")

@@ -1,8 +1,8 @@
 """Copy jitted kernels out of an engine's source without importing the engine.
 
 A `@triton.jit` function may use other jitted functions, module constants and imports. The lifted
-text holds the function and everything that it uses, word for word, and imports only triton and
-the standard library. This text is compiled, measured and hashed.
+text holds the function and everything that it uses, word for word, and imports only triton and the
+standard library. This text is compiled, measured and hashed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ UNREADABLE_DEFAULT = object()  # there is a default, but it is not a plain value
 
 
 def free_names(node: ast.FunctionDef) -> Iterator[str]:
-    """Names that a jitted function reads from its module."""
+    """Yield the names that a jitted function reads from its module."""
     local = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
     stores = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     local |= {n.id for n in stores}
@@ -61,7 +61,7 @@ class Parameter:
     name: str
     constexpr: bool = False
     default: object = NO_DEFAULT
-    specialize: bool = True  # False where `do_not_specialize` names it
+    specialize: bool = True  # False if `do_not_specialize` names it
 
     @property
     def required(self) -> bool:
@@ -78,11 +78,13 @@ class Lifted:
 
     @property
     def hash(self) -> str:
-        """sha256 of the text: the kernels' identity in caches and stores."""
+        """Return the sha256 of the text: the kernels' identity in caches and stores."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def parameters(self, function: str) -> tuple[Parameter, ...]:
-        """A kernel's parameters. Raises UnsupportedKernel where the engine has no such kernel."""
+        """Return a kernel's parameters. Raises UnsupportedKernel if the engine has no
+        such kernel.
+        """
         if function not in self.functions:
             raise UnsupportedKernel(f"{self.origin} has no kernel {function}")
         return self.functions[function]
@@ -121,8 +123,8 @@ def lift(
     """Lift the `functions` that `source` defines, with everything that they use.
 
     `root` is the engine's package folder, where its own imports are looked up. Platform probes are
-    answered for `platform` ("cuda" or "hip"). Raises UnsupportedKernel where `source` has none of
-    the functions, or where a function uses something that cannot be lifted.
+    answered for `platform` ("cuda" or "hip"). Raises UnsupportedKernel if `source` has none of the
+    functions, or if a function uses a definition that cannot be lifted.
     """
     return lift_files({source: functions}, root, origin, platform)
 
@@ -130,12 +132,12 @@ def lift(
 def lift_files(
     files: Mapping[Path, Sequence[str]], root: Path, origin: str, platform: str = CUDA
 ) -> Lifted:
-    """Like `lift`, for functions of several source files."""
+    """Lift functions of several source files, as `lift` does."""
     return lift_from(EngineSource(root, origin, platform_probes(platform)), files)
 
 
 def lift_from(engine: EngineSource, files: Mapping[Path, Sequence[str]]) -> Lifted:
-    """Like `lift_files`, from source that may have been read already."""
+    """Lift as `lift_files` does, from source that may have been read already."""
     origin = engine.origin
     lifter = _Lifter(engine)
     parameters: dict[str, tuple[Parameter, ...]] = {}
@@ -161,7 +163,7 @@ class _Lifter:
         self.meanings: dict[str, Path | str] = {}
 
     def take(self, module: SourceModule, name: str) -> None:
-        """Add what a name means in a file to the text, behind everything that it uses."""
+        """Add a name's definition in a file to the text, behind everything that it uses."""
         node = self.source.binding(module, name)
         if isinstance(node, ast.Import | ast.ImportFrom):
             self._take_import(module, name, node)
@@ -185,7 +187,7 @@ class _Lifter:
             self.take(module, name)
 
     def _is_new(self, name: str, meaning: Path | str) -> bool:
-        """Whether `name` is new. Raises UnsupportedKernel where it already means something else."""
+        """Say whether `name` is new. Raises UnsupportedKernel if it has another meaning already."""
         if name not in self.meanings:
             self.meanings[name] = meaning
             return True
@@ -289,11 +291,12 @@ def _not_specialized(node: ast.FunctionDef) -> set[object]:
 
 
 def find_source(root: Path, origin: str, function: str, locations: Sequence[str]) -> Path:
-    """The file that defines a function. `locations`: paths under the package, in any version.
+    """Return the file that defines a function. `locations`: paths under the package, in any
+    version.
 
     Raises UnsupportedKernel if none of these files defines it.
     """
     for path in (root / relative for relative in locations):
         if path.is_file() and f"\ndef {function}(" in path.read_text(encoding="utf-8"):
             return path
-    raise UnsupportedKernel(f"{origin} does not keep {function} where a known version does")
+    raise UnsupportedKernel(f"{origin} has no {function} in the files of known versions")

@@ -1,8 +1,8 @@
-"""What an engine's source means on one platform. Nothing is imported or executed.
+"""Interpret an engine's source for one platform. Nothing is imported or executed.
 
-A file has top-level names, and statements that bind them. What it asks about its place is answered
-for lifted kernels: they run where Triton is, on a known platform, and none of the engine's
-environment variables is set there. Everything else that an expression asks for has no answer.
+A file has top-level names, and statements that bind them. Its questions about its place are
+answered for lifted kernels: they run beside Triton, on a known platform, and none of the engine's
+environment variables is set there. All other questions of an expression have no answer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 def platform_probes(platform: str) -> dict[str, bool]:
-    """The answers of an engine's platform probes on a platform, by their names."""
+    """Return the answers of an engine's platform probes on a platform, by their names."""
     answers = {f"is_{name}": name == platform for name in _PLATFORMS}
     answers |= {"is_rocm": platform == HIP, "is_cuda_alike": platform in (CUDA, HIP)}
     answers["is_tf32_supported"] = platform == CUDA  # by all cards from sm_80 on
@@ -59,13 +59,13 @@ def platform_probes(platform: str) -> dict[str, bool]:
 
 
 class Evaluator:
-    """Evaluates expressions. `value_of` is asked for what a name stands for, or UNKNOWN."""
+    """Evaluates expressions. `value_of` returns the value of a name, or UNKNOWN."""
 
     def __init__(self, probes: Mapping[str, bool], value_of: Callable[[str], object]) -> None:
         self._probes, self._value_of = probes, value_of
 
     def value(self, node: ast.expr) -> object:
-        """The value of an expression, or UNKNOWN."""
+        """Return the value of an expression, or UNKNOWN."""
         if isinstance(node, ast.Constant | ast.Tuple | ast.List | ast.Set):
             with suppress(ValueError):
                 return ast.literal_eval(node)
@@ -85,14 +85,16 @@ class Evaluator:
         return UNKNOWN
 
     def asks(self, node: ast.expr) -> bool:
-        """Whether an expression, or a part of it, is a question that has an answer here."""
+        """Say whether an expression, or a part of it, is a question that has an answer here."""
         return any(
             isinstance(part, ast.expr) and self._answer(part) is not UNKNOWN
             for part in ast.walk(node)
         )
 
     def _joined(self, node: ast.BoolOp) -> object:
-        """`and` is false where one part is, `or` true, whether or not the others are known."""
+        """Evaluate `and` or `or`: a false part decides `and`, a true part `or`, even beside unknown
+        parts.
+        """
         decides = isinstance(node.op, ast.Or)
         values = [self.value(part) for part in node.values]
         for value in values:
@@ -111,7 +113,7 @@ class Evaluator:
             return UNKNOWN
 
     def _answer(self, node: ast.expr) -> object:
-        """The answer to a question about the place; UNKNOWN for any other expression."""
+        """Answer a question about the place; UNKNOWN for any other expression."""
         if isinstance(node, ast.Name):
             if node.id in _CONSTANTS:
                 return self._probes.get(_CONSTANTS[node.id], UNKNOWN)
@@ -163,14 +165,14 @@ class SourceModule:
         self.bindings = bindings(ast.parse(text).body)
 
     def segment(self, node: ast.stmt) -> str:
-        """A statement's own lines, as they would stand at the top level of a file."""
+        """Return a statement's own lines, as they would stand at the top level of a file."""
         return self._text(node.lineno, node)
 
     def kernel(self, node: ast.FunctionDef) -> str:
-        """A jitted function's own lines, from its last decorator on, which is Triton's.
+        """Return a jitted function's own lines, from its last decorator on, which is Triton's.
 
         The decorators above it (autotune, heuristics) choose a configuration for each launch, and
-        some arguments of Triton's name a launch to profilers: both are the launcher's business.
+        some arguments of Triton's name a launch to profilers: both belong to the launcher.
         """
         jit = node.decorator_list[-1]
         kept = compiler_options(jit)
@@ -186,7 +188,10 @@ class SourceModule:
 
 
 def bindings(statements: Sequence[ast.stmt]) -> dict[str, list[ast.stmt]]:
-    """The statements that bind each name, in their order. An `if` binds what its branches bind."""
+    """Return the statements that bind each name, in their order.
+
+    An `if` binds the names that its branches bind.
+    """
     found: dict[str, list[ast.stmt]] = {}
     for node, names in _bound(statements):
         for name in names:
@@ -210,17 +215,19 @@ def _bound(statements: Sequence[ast.stmt]) -> Iterator[tuple[ast.stmt, list[str]
 
 
 def bound_name(alias: ast.alias) -> str:
-    """The name that one part of an import statement binds."""
+    """Return the name that one part of an import statement binds."""
     return alias.asname or alias.name.partition(".")[0]
 
 
 def original_name(node: Import, name: str) -> str:
-    """What an import statement calls the thing that it binds to `name`."""
+    """Return the original name of the object that an import statement binds to `name`."""
     return next(alias.name for alias in node.names if bound_name(alias) == name)
 
 
 def full_name(node: Import, name: str) -> str:
-    """The full name of what an absolute import binds to `name`: "triton.language.exp"."""
+    """Return the full name of an absolute import's object that `name` has:
+    "triton.language.exp".
+    """
     original = original_name(node, name)
     if isinstance(node, ast.ImportFrom):
         return f"{node.module}.{original}"
@@ -228,12 +235,12 @@ def full_name(node: Import, name: str) -> str:
 
 
 def module_files(stem: Path) -> Iterator[Path]:
-    """The files that a module may be whose name without an ending is `stem`."""
+    """Yield the files of a module whose path without an ending is `stem`."""
     return (path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.is_file())
 
 
 def compiler_options(jit: ast.expr) -> ast.expr:
-    """Triton's decorator without the arguments that do not reach the compiler."""
+    """Return Triton's decorator without the arguments that do not reach the compiler."""
     if not isinstance(jit, ast.Call):
         return jit
     kept = [keyword for keyword in jit.keywords if keyword.arg not in _LAUNCHER_OPTIONS]
@@ -241,7 +248,7 @@ def compiler_options(jit: ast.expr) -> ast.expr:
 
 
 def names_read(node: ast.AST) -> list[str]:
-    """Every name that a piece of source reads, in the order of `ast.walk`."""
+    """List every name that a piece of source reads, in the order of `ast.walk`."""
     found = (
         n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
     )
@@ -258,10 +265,10 @@ class EngineSource:
         self.root, self.origin, self.probes = root, origin, probes
         self._modules: dict[Path, SourceModule] = {}
         self._kernels: dict[Path, dict[str, ast.FunctionDef]] = {}
-        self._asked: set[ast.stmt] = set()  # what is being evaluated just now
+        self._asked: set[ast.stmt] = set()  # the statements that are being evaluated
 
     def module(self, path: Path) -> SourceModule:
-        """A file's names. Raises UnsupportedKernel if it cannot be read."""
+        """Return a file's names. Raises UnsupportedKernel if it cannot be read."""
         if path not in self._modules:
             try:
                 self._modules[path] = SourceModule(path)
@@ -270,7 +277,7 @@ class EngineSource:
         return self._modules[path]
 
     def kernels(self, module: SourceModule) -> dict[str, ast.FunctionDef]:
-        """The jitted functions that a file defines on this platform."""
+        """Return the jitted functions that a file defines on this platform."""
         if module.path not in self._kernels:
             found = ((name, self.binding(module, name)) for name in module.bindings)
             jitted = {name: node for name, node in found if self.is_jitted(node, module)}
@@ -278,10 +285,10 @@ class EngineSource:
         return self._kernels[module.path]
 
     def binding(self, module: SourceModule, name: str) -> ast.stmt | None:
-        """The statement that says what a name means; None for an unknown name.
+        """Return the statement that defines a name; None for an unknown name.
 
-        This is the last one that binds it, or a whole `if` whose test has no answer here. Where
-        that one wraps a jitted function (`kernel = autotune(kernel)`), it is the function.
+        This is the last statement that binds it, or a whole `if` whose test has no answer here. If
+        the statement wraps a jitted function (`kernel = autotune(kernel)`), return the function.
         """
         return self._last(module, module.bindings.get(name, ()), name)
 
@@ -307,10 +314,10 @@ class EngineSource:
         return found
 
     def _branch(self, module: SourceModule, node: ast.If) -> list[ast.stmt] | None:
-        """The branch that runs; None where that is unknown.
+        """Return the branch that runs; None if that is unknown.
 
-        Engines ask in many ways whether Triton can be imported. Where it cannot, there is nothing
-        to lift, so the branch that imports it runs.
+        Engines ask in many ways whether Triton can be imported. If it cannot, there is nothing to
+        lift, so the branch that imports it runs.
         """
         value = self._value(module, node, node.test)
         if value is not UNKNOWN:
@@ -321,9 +328,9 @@ class EngineSource:
         return node.body if body else node.orelse
 
     def answered(self, module: SourceModule, node: Assignment) -> Assignment:
-        """An assignment with the answers in place of what it asks about platform or environment.
+        """Replace an assignment's questions about platform or environment by their answers.
 
-        This is the same object where it asks nothing.
+        Return the same object if it asks nothing.
         """
         changed = copy.deepcopy(node)
         assert changed.value is not None  # a bare annotation binds nothing
@@ -335,7 +342,7 @@ class EngineSource:
         return Evaluator(self.probes, lambda name: self._named_value(module, name))
 
     def _value(self, module: SourceModule, owner: ast.stmt, node: ast.expr) -> object:
-        """The value of an expression of the statement `owner`, which may refer to itself."""
+        """Return the value of an expression of the statement `owner`, which may refer to itself."""
         self._asked.add(owner)
         try:
             return self._evaluator(module).value(node)
@@ -356,7 +363,7 @@ class EngineSource:
         return False if full_name(node, name) == "typing.TYPE_CHECKING" else UNKNOWN
 
     def is_jitted(self, node: ast.stmt | None, module: SourceModule) -> TypeGuard[ast.FunctionDef]:
-        """Whether a statement defines a function for Triton. Its last decorator says so."""
+        """Say whether a statement defines a function for Triton. Its last decorator says so."""
         if not isinstance(node, ast.FunctionDef) or not node.decorator_list:
             return False
         last = node.decorator_list[-1]
@@ -365,7 +372,7 @@ class EngineSource:
         return f"{self._imported_name(module, first)}{dot}{rest}" in _JIT
 
     def _imported_name(self, module: SourceModule, name: str) -> str | None:
-        """The full name of what a name stands for, where another package defines it."""
+        """Return the full name of a name's object, if another package defines it."""
         node = self.binding(module, name)
         if not isinstance(node, ast.Import | ast.ImportFrom):
             return None
@@ -375,7 +382,7 @@ class EngineSource:
         return self._imported_name(self.module(path), original_name(node, name))
 
     def engine_file(self, module: SourceModule, node: Import) -> Path | None:
-        """The engine's file from which a statement imports; None for another package's."""
+        """Return the engine's file from which a statement imports; None for another package's."""
         if isinstance(node, ast.Import):
             return None
         parts = (node.module or "").split(".") if node.module else []

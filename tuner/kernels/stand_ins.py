@@ -1,6 +1,6 @@
-"""Stand-ins for the things that an engine's source file imports.
+"""Stand in for the objects that an engine's source file imports.
 
-Tensors are shapes, kernels record how they are launched, and everything that only a running engine
+Tensors are shapes, kernels record how they are launched, and a value that only a running engine
 knows refuses each question.
 """
 
@@ -72,26 +72,26 @@ class TensorSpec:
         return Element(self.dtype).is_floating_point
 
     def contiguous(self) -> TensorSpec:
-        """The same tensor if it is contiguous; a copy of another one would be unnamed."""
+        """Return the same tensor if it is contiguous; a copy would be unnamed, and is refused."""
         if self.strides is not None:
             raise UnsupportedKernel(f"it copies {self.name or 'a tensor'}")
         return self
 
     def fill_(self, value: object) -> TensorSpec:
-        """The same tensor: what tensors hold is no part of a launch."""
+        """Return the same tensor: the contents of tensors are no part of a launch."""
         return self
 
     def new_empty(self, *size: int | Sequence[int], dtype: str = "", **where: object) -> TensorSpec:
         return _empty(*size, dtype=dtype or self.dtype)
 
     def element_size(self) -> int:
-        """Bytes of one number. The types' names say their bits: bf16, i64, fp8e4nv."""
+        """Return the bytes of one number. The types' names say their bits: bf16, i64, fp8e4nv."""
         bits = re.search(r"\d+", self.dtype)
         assert bits is not None
         return int(bits[0]) // 8
 
     def view(self, *size: int | Sequence[int]) -> TensorSpec:
-        """The numbers in another shape, one length of which may be -1."""
+        """Return the numbers in another shape, one length of which may be -1."""
         shape = [*_lengths(size)]
         known = -math.prod(shape) if -1 in shape else 0
         shape = [self.numel() // known if n == -1 else n for n in shape]
@@ -101,7 +101,7 @@ class TensorSpec:
         return self.view(*size)
 
     def to(self, dtype: str) -> TensorSpec:
-        """The same tensor, as torch gives it for its own type; other types are refused."""
+        """Return the same tensor, as torch does for its own type; other types are refused."""
         if dtype != self.dtype:
             raise UnsupportedKernel(f"it converts a tensor of {self.dtype} to {dtype}")
         return self
@@ -187,8 +187,10 @@ class Unknown:
 
 
 class Figure(Unknown):
-    """A number of the card, which its target does not say. It may be compared, as some code does
-    without a use for the answer, but nothing may depend on the answer.
+    """A number of the card, which its target does not say.
+
+    It may be compared, as some code does without a use for the answer, but nothing may depend on
+    the answer.
     """
 
     def _compared(self, other: object) -> Unknown:
@@ -212,7 +214,7 @@ class Namespace:
 class RecordedKernel:
     """A jitted function that records its launches.
 
-    `heuristics` are those of `triton.heuristics`: parameters that follow from the arguments.
+    `heuristics` are the parameters of `triton.heuristics`, which follow from the arguments.
     `chosen` is added to each launch, as an autotuner adds its choice, and before the launcher's own
     constants, as a plugin puts it there; it may change in between.
     """
@@ -244,7 +246,7 @@ class RecordedKernel:
                 for k, v in kwargs.items()
                 if k not in self._parameters and isinstance(v, int)  # all of CUDA's are
             }
-            for name, follow in self._heuristics.items():  # one may ask for those before it
+            for name, follow in self._heuristics.items():  # a heuristic may use earlier results
                 arguments[name] = follow(arguments)
             every = {**self._defaults, **arguments, **options}
             blocks = grid(every) if callable(grid) else grid
@@ -255,14 +257,14 @@ class RecordedKernel:
 
 @dataclass(frozen=True)
 class AutotunerConfig:
-    """`triton.Config`: one of the configurations among which an autotuner chooses."""
+    """A configuration of an autotuner: `triton.Config`."""
 
     kwargs: Mapping[str, int]
     num_warps: int = 4
     num_stages: int = 3
 
     def values(self) -> dict[str, int]:
-        """All that it adds to a launch."""
+        """Return all options that it adds to a launch."""
         return {**self.kwargs, "num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
@@ -322,7 +324,7 @@ def stand_in_torch(target: Target) -> Namespace:
 
 
 def _empty(*size: int | Sequence[int], dtype: str, **where: object) -> TensorSpec:
-    """`torch.empty`, of a shape or of its numbers."""
+    """Return the tensor of `torch.empty`, for a shape or for its numbers."""
     return TensorSpec("", tuple(_lengths(size)), dtype)
 
 
@@ -331,13 +333,13 @@ def _empty_like(tensor: TensorSpec, dtype: str = "", **where: object) -> TensorS
 
 
 def _lengths(size: Sequence[int | Sequence[int]]) -> Iterator[int]:
-    """A shape that was given as one, or as its numbers."""
+    """Yield the lengths of a shape that is given as a shape, or as its numbers."""
     for part in size:
         yield from (part,) if isinstance(part, int) else part
 
 
 def platform_answers(target: Target) -> dict[str, Any]:
-    """What an engine's own modules answer for the target, by name; other names are unknown.
+    """Return the answers of an engine's modules for the target, by name; other names are unknown.
 
     Variables of the environment have their defaults.
     """
@@ -360,8 +362,8 @@ def platform_answers(target: Target) -> dict[str, Any]:
 def variable_answers(source: str) -> Namespace:
     """Answer for an engine's module of environment variables, by its source: no variable is set.
 
-    sglang's `envs.NAME.get()` gives the constant with which the class of its variables declares
-    NAME; what is computed, and what a server sets, is unknown.
+    sglang's `envs.NAME.get()` returns the constant with which the class of its variables declares
+    NAME; a value that is computed, or that a server sets, is unknown.
     """
     declared = (
         (node.targets[0].id, node.value.args[0].value)

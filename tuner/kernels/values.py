@@ -1,4 +1,4 @@
-"""The values to launch a compiled or jitted kernel with."""
+"""Collect the values to launch a compiled or jitted kernel with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tuner.kernels.binding import Binding, Descriptor, Pointer, TypeConstant
 
 
 def launch_values(binding: Binding, tensors: Mapping[str, Tensor]) -> list[Any]:
-    """A value for each of the kernel's parameters, in order.
+    """Return a value for each of the kernel's parameters, in order.
 
     The tensor of a pointer is looked up by its operand, or else by the parameter's name.
     """

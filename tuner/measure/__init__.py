@@ -1,4 +1,4 @@
-"""Where times come from: a GPU, a recording, or a model of the device."""
+"""Measure times on a GPU, or read them from a recording."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Measurer(Protocol):
     """Gives candidates their times."""
 
     def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:
-        """The time of a candidate that compiled and fits.
+        """Return the time of a candidate that compiled and fits.
 
-        A candidate that fails is reported as a status. Raises MeasurerFailed where nothing more
-        can be measured.
+        A candidate that fails is reported as a status. Raises MeasurerFailed if nothing more can be
+        measured.
         """

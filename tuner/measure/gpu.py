@@ -1,4 +1,7 @@
-"""Candidates -> trials on a GPU. Compile processes feed the child process that owns the GPU."""
+"""Turn candidates into trials on a GPU.
+
+Compile processes feed the child process that owns the GPU.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ class GpuBench:
         worker: GpuWorker,
         points: Collection[Point] | None = None,
     ) -> None:
-        """`points` are the points to measure (default: all); others are only compiled."""
+        """Take the points to measure (default: all). Candidates at other points are
+        only compiled.
+        """
         self._compiler = compiler
         self._points = points
         self._worker = worker
@@ -58,9 +63,9 @@ class GpuBench:
     def race(self, candidates: Sequence[Candidate], rounds: int) -> dict[Candidate, Measurement]:
         """Time candidates of one point in turn, so that drift affects all of them equally.
 
-        A race that fails is run once more. If it fails again, each candidate is timed alone; those
-        that fail then are CRASHED. The worker must be idle. Raises MeasurerFailed if there was no
-        answer in time, twice.
+        A race that fails is run once more. If it fails again, each candidate is timed alone;
+        candidates that fail then are CRASHED. The worker must be idle. Raises MeasurerFailed if
+        there was no answer in time, twice.
         """
         for last in (False, True):
             try:
@@ -105,24 +110,26 @@ class GpuBench:
 
     @property
     def backends(self) -> dict[str, str]:
-        """By name, the version of each backend that can be tried for the problem."""
+        """Return the version of each backend that can be tried for the problem, by name."""
         found: dict[str, str] = self._worker.ready["backends"]
         return found
 
     @property
     def opened_at(self) -> float | None:
-        """When the GPU was opened, in seconds of `time.perf_counter`; None: it is not open."""
+        """Return when the GPU was opened, in seconds of `time.perf_counter`; None: it
+        is not open.
+        """
         return self._worker.opened_at
 
     @property
     def busy_s(self) -> float:
-        """The time in which the GPU checked or timed something."""
+        """Return the seconds in which the GPU checked or timed something."""
         return self._worker.busy_s + self._race_s
 
     @property
     def environment(self) -> dict[str, str]:
-        """Versions that the times depend on besides the kernels: torch, CUDA, the driver, and the
-        backends that come in packages of their own.
+        """Return the versions that times depend on besides the kernels: torch, CUDA, the driver,
+        and the backends that come in packages of their own.
         """
         ready = self._worker.ready
         versions = {name: ready[name] for name in ("torch", "cuda", "driver")}
@@ -161,8 +168,9 @@ class GpuBench:
 
 
 def child_env(farm: Farm, gpu: str) -> dict[str, str]:
-    """The environment of a GPU's child. With the Triton cache of the compile processes, kernels
-    need only be loaded.
+    """Return the environment of a GPU's child.
+
+    With the Triton cache of the compile processes, the child only loads kernels.
     """
     # Without an order, CUDA puts the fastest kind first, and nvidia-smi does not.
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu}
@@ -184,10 +192,10 @@ def open_gpu_bench(
 ) -> GpuBench:
     """Open a bench on a GPU.
 
-    `gpu` is CUDA's number or name of it; `engine` is name==version; only `points` are measured,
-    other points are only compiled. `routing` holds captured routings of a fused-MoE layer. The
-    worker is the workbench's, which closes it. `thorough`: every candidate is timed with all
-    routings, because others take a recording for the truth.
+    `gpu` is CUDA's number or name of the GPU; `engine` is name==version; only `points` are
+    measured, other points are only compiled. `routing` holds captured routings of a fused-MoE
+    layer. The workbench owns the worker and closes it. `thorough`: every candidate is timed with
+    all routings, because others take a recording for the truth.
 
     Raises MeasurerUnavailable if the GPU is missing, GpuInUse if another process measures on it,
     BadInput if it is not a `device` or the routings do not fit the problem, and NotEnoughMemory if

@@ -1,10 +1,11 @@
-"""The process that owns the GPU: `python -m tuner.measure.gpu_child`.
+"""Run the process that owns the GPU: `python -m tuner.measure.gpu_child`.
 
-Reads JSON requests from stdin, one a line, and answers each with a JSON line on stdout, in order.
-It imports torch at start but touches the GPU only when it is set up, so that a spare process can
-wait, warm, to replace one that crashed. It may be set up again, for another problem. After a CUDA
-error nothing on the device can be trusted, so the process answers and ends. Any other error of a
-request is the answer to it: {"error": "IndexError: ..."}. It also ends when its stdin closes.
+It reads JSON requests from stdin, a request a line, and answers each with a JSON line on stdout, in
+order. It imports torch at start but touches the GPU only when it is set up, so that a spare process
+can wait, warm, to replace a process that crashed. It may be set up again, for another problem.
+After a CUDA error nothing on the device can be trusted, so the process answers and ends. Any other
+error of a request is the answer to the request: {"error": "IndexError: ..."}. The process also ends
+when its stdin closes.
 """
 
 from __future__ import annotations
@@ -44,20 +45,21 @@ class Session(Protocol):
     def measure(self, request: Fields) -> Fields:
         """Check and time one candidate; the answer has the fields of a Measurement.
 
-        "backend" of the request says whose kernel it is. "best_us" is the median of the point's
-        best so far; None if it is the first.
+        "backend" of the request names the kernel's library. "best_us" is the median of the point's
+        best so far; None for the first candidate.
         """
 
     def race(self, request: Fields) -> Fields:
-        """Time several candidates of one point in turn; the answer has "measurements", of
-        "configs" and then of "backends".
+        """Time several candidates of one point in turn.
+
+        The answer has "measurements", first of "configs" and then of "backends".
         """
 
 
 def main() -> None:
     parent = ParentPipes()
     torch.backends.cuda.matmul.allow_tf32 = False  # references need full float32 precision
-    for family in families():  # import what any problem needs before the GPU is touched
+    for family in families():  # import the modules of any problem before the GPU is touched
         family.module("gpu")
     parent.send({"imported": True})
     locked: int | None = None
@@ -96,12 +98,10 @@ def main() -> None:
 
 
 def _work(session: Session, request: Fields, best_us: dict[Point, float]) -> Fields:
-    """Answer a request. `best_us` has the median of each point's best, and learns."""
+    """Answer a request. `best_us` has the median of each point's best, and is updated."""
     if request["op"] == "race":
         return session.race(request)
-    if (
-        request.get("backend", TRITON) != TRITON
-    ):  # what a library takes says nothing about candidates
+    if request.get("backend", TRITON) != TRITON:  # a library's time says nothing about candidates
         return session.measure({**request, "best_us": None})
     point = read_point(request)
     reply = session.measure({**request, "best_us": best_us.get(point)})
@@ -117,10 +117,10 @@ def _open_session(request: Fields) -> Session:
 
 
 def _backends(request: Fields) -> Fields:
-    """What else could run the problem. None of it is imported, so it costs nothing."""
+    """List the other backends of the problem. None is imported, so it costs nothing."""
     problem = parse_problem(request["problem"])
     some = backends_of(problem.family)
-    # Those of all kinds of problems in the family, so that results of one environment compare.
+    # Backends of all kinds of problems in the family, so that results of one environment compare.
     family = [one for kind in family_of(problem).problems for one in backends_of(kind)]
     return {
         "backends": {one.name: one.version for one in some if not one.missing},
@@ -130,18 +130,18 @@ def _backends(request: Fields) -> Fields:
 
 
 def _free_memory() -> None:
-    """Give back what the previous problem's tensors and graphs occupied."""
+    """Give back the memory of the previous problem's tensors and graphs."""
     if torch.cuda.is_initialized():
         gc.collect()
         torch.cuda.empty_cache()
 
 
 def _spoiled() -> bool:
-    """Whether the device has had an error, after which it cannot be trusted."""
+    """Say whether the device has had an error, after which it cannot be trusted."""
     try:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-    except Exception:  # whatever it says
+    except Exception:  # any error
         return True
     return False
 

@@ -1,4 +1,4 @@
-"""One GPU, one measuring process: a lock by the GPU's UUID, which ends with the process.
+"""Let one process measure on a GPU: a lock by the GPU's UUID, which ends with the process.
 
 Two processes that measure at once slow each other down, and wrong times become winners.
 """
@@ -41,12 +41,12 @@ def _open(path: Path) -> int:
         return os.open(path, flags)
     except FileNotFoundError:
         file = os.open(path, flags | os.O_CREAT, 0o644)
-        os.fchmod(file, 0o644)  # whatever the umask: others must be able to open it
+        os.fchmod(file, 0o644)  # at any umask: others must be able to open it
         return file
 
 
 def _holder(file: int) -> str:
-    """Return the process that has the file's lock; "" if the kernel does not show it."""
+    """Return the id of the process that has the file's lock; "" if the kernel does not show it."""
     found = os.fstat(file)
     place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:

@@ -1,4 +1,4 @@
-"""One GPU: the child process that owns it, a warm spare process, and the waiting candidates."""
+"""Manage a GPU's child process, a warm spare process, and the waiting candidates."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ SENT_AHEAD = 16
 
 @dataclass(frozen=True)
 class ChildLimits:
-    """When to give up on a child process."""
+    """The limits after which a child process is given up."""
 
     request_s: float = 20.0  # for one candidate
     library_s: float = 400.0  # for another backend's kernel, which it may have to compile first
-    inputs_s: float = 120.0  # more, where the inputs and the reference of its point have to be made
+    inputs_s: float = 120.0  # more, if the inputs and the reference of its point have to be made
     race_s: float = 180.0  # for a race, with the inputs of its point
     in_a_row: int = 100  # children lost without a result between them, before the run fails
 
     def of(self, candidate: Candidate) -> float:
-        """The limit of a request for a candidate, whose inputs are there."""
+        """Return the limit of a request for a candidate whose inputs exist."""
         return self.request_s if candidate.backend == TRITON else self.library_s
 
 
@@ -45,8 +45,10 @@ class PendingMeasurement:
 
 
 class GpuWorker:
-    """Measures candidates in order. A CUDA error ends the child, and so does a limit. The candidate
-    at hand is then tried once more, in a new child, before it counts as lost.
+    """Measures candidates in order.
+
+    A CUDA error or a limit ends the child. The child's candidate is then tried once more, in a new
+    child, before it counts as lost.
     """
 
     def __init__(
@@ -56,16 +58,17 @@ class GpuWorker:
         limits: ChildLimits,
         module: str = CHILD_MODULE,
     ) -> None:
-        """`module` is the program to run; it follows the protocol of `CHILD_MODULE`.
+        """Start the child. `module` is the program to run; it follows the protocol of
+        `CHILD_MODULE`.
 
         Without a setup, the child only starts, and `set_up` must follow. Raises
-        MeasurerUnavailable, NotEnoughMemory, BadInput or GpuInUse where it cannot be set up.
+        MeasurerUnavailable, NotEnoughMemory, BadInput or GpuInUse if it cannot be set up.
         """
         self.env, self.limits, self._module = env, limits, module
         self._queue: deque[PendingMeasurement] = deque()
         self._sent: deque[PendingMeasurement] = deque()
         self._head_since = 0.0
-        self._again: PendingMeasurement | None = None  # what has lost one child
+        self._again: PendingMeasurement | None = None  # the candidate that has lost one child
         self._begin(setup or {})
         self.opened_at: float | None = None  # when a child first touched the GPU
         self._started = False  # whether the child has said so
@@ -75,7 +78,7 @@ class GpuWorker:
             self.set_up(setup)
 
     def set_up(self, setup: Mapping[str, Any]) -> None:
-        """Prepare the child for a problem, the first one or another one; counts begin again.
+        """Prepare the child for a problem, the first or another; counts begin again.
 
         The worker must be idle. Raises as the constructor does; the worker is then closed.
         """
@@ -103,9 +106,9 @@ class GpuWorker:
         self._feed()
 
     def collect(self, timeout_s: float) -> list[tuple[PendingMeasurement, Measurement]]:
-        """Return what has been measured; wait up to `timeout_s` for the first result.
+        """Return the finished measurements; wait up to `timeout_s` for the first result.
 
-        Raises MeasurerFailed where too many children were lost.
+        Raises MeasurerFailed if too many children were lost.
         """
         done: list[tuple[PendingMeasurement, Measurement]] = []
         while self._sent:
@@ -124,10 +127,10 @@ class GpuWorker:
         return done
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Send one request outside the queue. An answer with "error" says in words why there is no
-        other: the child was lost, had too little memory, or failed.
+        """Send one request outside the queue.
 
-        The worker must be idle. Raises BadInput, or TimeoutError.
+        An answer with "error" says in words why the request failed: the child was lost, had too
+        little memory, or failed. The worker must be idle. Raises BadInput, or TimeoutError.
         """
         assert self.idle
         try:
@@ -168,7 +171,7 @@ class GpuWorker:
                 return  # the next collect() handles the death and requeues the candidates
 
     def _limit_s(self) -> float:
-        """How long the first candidate that was sent may take."""
+        """Return how long the first candidate that was sent may take."""
         candidate = self._sent[0].candidate
         more_s = 0.0 if candidate.point == self._made else self.limits.inputs_s
         return self.limits.of(candidate) + more_s
@@ -186,8 +189,8 @@ class GpuWorker:
         return [(pending, read_measurement(answer))]
 
     def _lose(self, status: Status, words: str) -> list[tuple[PendingMeasurement, Measurement]]:
-        """Try the candidate that lost the child once more, or fail it, and go on with those behind
-        it.
+        """Try the candidate that lost the child once more, or fail it, and go on with the next
+        candidates.
         """
         pending, *behind = self._sent
         self._sent.clear()
@@ -201,7 +204,7 @@ class GpuWorker:
         return lost
 
     def _replace(self, words: str) -> None:
-        """Go on with the spare child. `words`: how this one was lost."""
+        """Go on with the spare child. `words`: how the present child was lost."""
         self.replaced += 1
         self._in_a_row += 1
         if self._in_a_row > self.limits.in_a_row:
@@ -218,7 +221,9 @@ class GpuWorker:
         self._started, self._made = False, None
 
     def _opened(self) -> dict[str, Any]:
-        """What the child says once it is set up. If it does not get so far, the spare one may."""
+        """Return the child's answer to its setup. If the child fails earlier, try the
+        spare child.
+        """
         try:
             return self._set_up()
         except MeasurerUnavailable:
@@ -246,7 +251,7 @@ class GpuWorker:
 
 
 def _unavailable(why: str) -> MeasurerUnavailable:
-    """`why`, with what to do: most who see it have no torch or no GPU here."""
+    """Add the next step to `why`: most users who see it have no torch or no GPU here."""
     needs = "measuring needs torch and the GPU: run it with the Python that serves the engine, on"
     return MeasurerUnavailable(
         f"{why}; {needs} a machine with the GPU",

@@ -14,8 +14,9 @@ from tuner.problems.results import Measurement, Status
 
 
 def backend_of(name: str, family: str) -> Backend:
-    """The backend of a name. Raises Unsupported where nothing here runs it for the family, or it is
-    missing.
+    """Return the backend of a name.
+
+    Raises Unsupported if nothing here runs it for the family, or it is missing.
     """
     backend = find_backend(name)
     if backend is None or family not in backend.families:
@@ -26,7 +27,7 @@ def backend_of(name: str, family: str) -> Backend:
 
 
 def chains_of(calls: Sequence[Call]) -> list[Chain]:
-    """A chain for each call."""
+    """Make a chain for each call."""
     return [[(LibraryCall(call), [])] for call in calls]
 
 
@@ -38,8 +39,8 @@ def measured(
 ) -> Measurement:
     """Check a backend, then time it.
 
-    `prepare` gives the calls of a graph; `error_of` checks the backend's output. What the backend
-    refuses is UNSUPPORTED. A CUDA error spoils the process and is raised.
+    `prepare` returns the calls of a graph; `error_of` checks the backend's output. A refusal by the
+    backend is UNSUPPORTED. A CUDA error spoils the process and is raised.
     """
     try:
         error = error_of()
@@ -50,7 +51,7 @@ def measured(
     except Unsupported as refusal:
         return Measurement(Status.UNSUPPORTED, detail=str(refusal))
     except Exception as failure:  # libraries refuse with errors of all kinds
-        torch.cuda.synchronize()  # raises what the device has to say
+        torch.cuda.synchronize()  # raises the device's error
         text = " ".join(str(failure).split())
         detail = f"{type(failure).__name__}: {text}"[:300]
         return Measurement(Status.UNSUPPORTED, detail=detail)

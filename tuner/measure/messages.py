@@ -1,6 +1,6 @@
-"""What the process of a run and the child that owns a GPU tell each other, handled without torch.
+"""Handle the messages between a run and the child that owns a GPU, without torch.
 
-JSON messages, and the file of captured routings that a run names.
+The messages are JSON; a run also names a file of captured routings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tuner.problems.results import Measurement, Status
 
 
 def point_fields(point: Point) -> dict[str, Any]:
-    """A point as a request holds it; `read_point` reads it back."""
+    """Return a point as a request holds it; `read_point` reads it back."""
     return {**asdict(point), "part": point.part.value}
 
 
@@ -32,7 +32,7 @@ def read_point(request: Mapping[str, Any]) -> Point:
 
 
 def measurement_fields(measurement: Measurement) -> dict[str, Any]:
-    """A measurement as an answer holds it; `read_measurement` reads it back."""
+    """Return a measurement as an answer holds it; `read_measurement` reads it back."""
     return {**asdict(measurement), "status": measurement.status.value}
 
 
@@ -48,7 +48,7 @@ class RoutingFile:
     sha256: str
 
     def read(self) -> bytes:
-        """The file's bytes. Raises BadInput where it cannot be read or has changed."""
+        """Return the file's bytes. Raises BadInput if it cannot be read or has changed."""
         data = _read(self.path)
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise BadInput(f"{self.path} has changed since the run began: run it again")
@@ -56,7 +56,7 @@ class RoutingFile:
 
 
 def find_routing_file(path: Path) -> RoutingFile:
-    """The file as it is now. Raises BadInput where it cannot be read."""
+    """Return the file as it is now. Raises BadInput if it cannot be read."""
     return RoutingFile(path, hashlib.sha256(_read(path)).hexdigest())
 
 

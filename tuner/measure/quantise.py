@@ -1,7 +1,7 @@
-"""Quantisation by tiles, as engines quantise weights and activations.
+"""Quantise by tiles, as engines quantise weights and activations.
 
-A scheme is the tile that shares one scale: (rows, columns) for a whole tensor, (1, columns)
-for a channel or token, (1, g) for a group along the reduced length, (n, k) for a block.
+A scheme is the tile that shares one scale: (rows, columns) for a whole tensor, (1, columns) for a
+channel or token, (1, g) for a group along the reduced length, (n, k) for a block.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ SMALLEST_MAGNITUDE = 1e-10  # avoids a division by zero for a tile of zeros
 
 
 def stored_type(dtype: Dtype) -> torch.dtype:
-    """The type of quantised numbers."""
+    """Return the type of quantised numbers."""
     return torch.float8_e4m3fn if dtype is Dtype.FP8_W8A8 else torch.int8
 
 
 def random_matrix(shape: tuple[int, int], device: str, generator: torch.Generator) -> Tensor:
-    """Normal numbers with rows and columns of different magnitude, to reveal a wrong scale."""
+    """Return normal numbers with rows and columns of different magnitude, to reveal a
+    wrong scale.
+    """
     x = torch.randn(shape, device=device, generator=generator)
     rows = torch.rand((shape[0], 1), device=device, generator=generator)
     columns = torch.rand((1, shape[1]), device=device, generator=generator)
@@ -64,13 +66,13 @@ def quantise_unsigned(
 
 
 def spread(scale: Tensor, tile: tuple[int, int], shape: torch.Size) -> Tensor:
-    """Repeat one scale per tile to one per number of `shape`, along the last two dimensions."""
+    """Repeat a scale of each tile for each number of `shape`, along the last two dimensions."""
     full = scale.repeat_interleave(tile[0], -2).repeat_interleave(tile[1], -1)
     return full[..., : shape[-2], : shape[-1]]
 
 
 def pack_nibbles(x: Tensor, dim: int) -> Tensor:
-    """Pack two 4-bit numbers into a byte along `dim`, the even one into the low half."""
+    """Pack two 4-bit numbers into a byte along `dim`, the even number into the low half."""
     even, odd = x.unfold(dim, 2, 2).unbind(-1)
     return (even | (odd << 4)).contiguous()
 

@@ -1,8 +1,8 @@
-"""Recordings of trials of any family: CSV files, packed or plain, with one trial per row.
+"""Read and write recordings of trials of any family: CSV files, packed or plain, a trial per row.
 
 Columns: problem, part, batch_size, new_tokens, cached_tokens, config (its key), compile_status,
-shared_bytes, n_regs, n_spills, status, median_us, detail, and those of `Origin`, which old files
-lack. Other columns are ignored. One file may hold several problems. A file is read whole or
+shared_bytes, n_regs, n_spills, status, median_us, detail, and the fields of `Origin`, which old
+files lack. Other columns are ignored. One file may hold several problems. A file is read whole or
 refused, and written whole or not at all. `Replay` answers from a recording in place of a compiler
 and a GPU.
 """
@@ -43,7 +43,7 @@ FIGURES = ("compile_status", "shared_bytes", "n_regs", "n_spills", "status", "me
 
 @dataclass(frozen=True)
 class Origin:
-    """Where recorded times are from; empty: not known. Each field is a column of recordings."""
+    """The device, engine and Triton of recorded times; "": not known. Each field is a column."""
 
     device: str = ""
     engine: str = ""
@@ -51,7 +51,7 @@ class Origin:
     triton: str = ""
 
     def differs(self, other: Origin) -> bool:
-        """Whether anything that both know is not the same."""
+        """Say whether two origins differ in a field that both know."""
         return any(a and b and a != b for a, b in zip(astuple(self), astuple(other), strict=True))
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ ORIGIN = tuple(field.name for field in fields(Origin))
 
 
 def read_origin(path: Path, cells: Mapping[str, str]) -> Origin:
-    """The origin in a row's cells. An old file's name may start with the card, as in `h200_...`."""
+    """Read the origin in a row's cells. An old file's name may start with the card: `h200_...`."""
     found = Origin(**{name: cells.get(name, "") for name in ORIGIN})
     if not found.device:
         with contextlib.suppress(UnknownDevice):
@@ -72,14 +72,14 @@ def read_origin(path: Path, cells: Mapping[str, str]) -> Origin:
 
 
 class RecordedTrials(Protocol):
-    """Trials that a run may be replayed from, whatever the format of their file."""
+    """Trials that a run may be replayed from, in any file format."""
 
     @property
     def origin(self) -> Origin: ...
 
     @property
     def sha256(self) -> str:
-        """The file's."""
+        """Return the file's sha256."""
         ...
 
     @property
@@ -160,7 +160,7 @@ def write_trials(
 
 
 def _rows(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line number, cells by column) of each row. Raises MalformedRecording."""
+    """Yield (line number, cells by column) of each row. Raises MalformedRecording."""
     text = unpack(path, data) if is_packed(data) else decode(path, data)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
@@ -241,12 +241,12 @@ MAX_BYTES = 256 << 20  # unpacked; a recording of 12,000 rows has about 1.3 MB
 
 
 def read_packed(path: Path) -> bytes:
-    """A recording's bytes as they are on disk. Raises MalformedRecording."""
+    """Return a recording's bytes as they are on disk. Raises MalformedRecording."""
     return read_limited(path, MAX_BYTES, "recording", MalformedRecording)
 
 
 def unpack(path: Path, data: bytes) -> str:
-    """The text in a gzip file's bytes; `path` is for messages. Raises MalformedRecording."""
+    """Return the text in a gzip file's bytes; `path` is for messages. Raises MalformedRecording."""
     try:
         with gzip.open(io.BytesIO(data)) as stream:
             unpacked = stream.read(MAX_BYTES + 1)
@@ -266,7 +266,7 @@ def is_packed(data: bytes) -> bool:
 
 
 def decode(path: Path, data: bytes) -> str:
-    """The text of UTF-8 bytes; `path` is for messages. Raises MalformedRecording."""
+    """Return the text of UTF-8 bytes; `path` is for messages. Raises MalformedRecording."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -274,7 +274,7 @@ def decode(path: Path, data: bytes) -> str:
 
 
 def check_recordable(path: Path) -> None:
-    """Raise UnwritableOutput where no recording can be written to `path`."""
+    """Raise UnwritableOutput if no recording can be written to `path`."""
     if not path.name.endswith(".csv.gz"):
         raise UnwritableOutput(f"a recording is a .csv.gz file, which {path} is not")
     try:
@@ -285,7 +285,7 @@ def check_recordable(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a recording, compressed where its name ends in .gz. Raises UnwritableOutput."""
+    """Write a recording, compressed if its name ends in .gz. Raises UnwritableOutput."""
     part = path.with_name(path.name + ".part")
     data = text.encode()
     try:
@@ -318,7 +318,7 @@ class Replay:
         self._pending |= dict.fromkeys(candidates)
 
     def poll(self, wait: bool) -> list[tuple[Candidate, Compiled]]:
-        """Every pending candidate, in the order of submission, at once."""
+        """Return every pending candidate, in the order of submission, at once."""
         pending, self._pending = self._pending, {}
         return [(candidate, self._compiled(candidate)) for candidate in pending]
 

@@ -1,4 +1,4 @@
-"""What this process knows of its GPU, which is NVIDIA's. This module imports torch and triton."""
+"""Describe this process's GPU, which is NVIDIA's. This module imports torch and triton."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tuner.measure.gpu_lock import lock_gpu
 
 
 def local_target() -> Target:
-    """The target that Triton compiles for here."""
+    """Return the target that Triton compiles for here."""
     found = triton.runtime.driver.active.get_current_target()
     return Target(found.backend, found.arch, found.warp_size)
 
 
 def local_name() -> str:
-    """The GPU's name as the table of devices and engines' files have it."""
+    """Return the GPU's name as the table of devices and engines' files have it."""
     name: str = torch.cuda.get_device_name(0)
     return name.replace(" ", "_")
 
@@ -30,13 +30,13 @@ def lock_this_gpu() -> int:
 
 
 def last_cache_bytes() -> int:
-    """The last cache before memory."""
+    """Return the size of the last cache before memory."""
     reported: int = torch.cuda.get_device_properties(0).L2_cache_size
     return reported
 
 
 def driver_version() -> str:
-    """The driver version that the kernel module reports; empty where no file shows it."""
+    """Return the driver version that the kernel module reports; "" if no file shows it."""
     found = re.search(
         r"Kernel Module.*?\s(\d+\.[\d.]+)\s", _text(Path("/proc/driver/nvidia/version"))
     )
@@ -44,7 +44,7 @@ def driver_version() -> str:
 
 
 def runtime_version() -> str:
-    """The version of CUDA."""
+    """Return the version of CUDA."""
     return torch.version.cuda or ""
 
 

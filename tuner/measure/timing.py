@@ -1,7 +1,7 @@
 """Time compiled kernels with CUDA graphs: one kernel alone, or several in turn.
 
-The last cache is emptied before each launch, as a server's other layers do. `accuracy` says how far
-an output is from its reference.
+The last cache is emptied before each launch, as a server's other layers do. `Reference` computes an
+output's error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from tuner.problems.results import Measurement, Status
 
 LAUNCHES = 10  # in a graph, each with other inputs, so that they are read from HBM
 # A graph that takes as long needs no more launches, and no replay to warm up: attention at a long
-# context takes over 100 ms a launch, and what another launch left in a cache matters no more.
+# context takes over 100 ms a launch, and the cache's contents after another launch no longer
+# matter.
 LONG_GRAPH_US = 10_000.0
 REPLAYS = 3
 # Cycles of its clock for which the GPU is kept busy before a replay begins: 100 us at 2 GHz, and
@@ -55,18 +56,20 @@ class BoundKernel:
     grid: tuple[int, ...]  # of thread blocks, in one to three dimensions
 
     def launch(self, values: Sequence[Any], stream: int | None = None) -> None:
-        """Run it once on a stream, or on the current one. `values`: one for each parameter."""
+        """Run it once on a stream, or on the current stream. `values` has a value for each
+        parameter.
+        """
         x, y, z = (*self.grid, 1, 1)[:3]
         launch(self.compiled, (x, y, z), values, stream)
 
 
 def load(source: Path, binding: Binding, grid: tuple[int, ...], target: Target) -> BoundKernel:
-    """The kernel that a binding compiles to; `source` is a file that `Lifted.write` made."""
+    """Return the kernel that a binding compiles to; `source` is a file that `Lifted.write` made."""
     return BoundKernel(_compiled(source, binding.variant(), target), binding, grid)
 
 
-# Points, and the problems of a model, share kernels. Reading one from Triton's cache and loading it
-# into the GPU takes milliseconds.
+# Points, and the problems of a model, share kernels. Reading a kernel from Triton's cache and
+# loading it into the GPU takes milliseconds.
 @lru_cache(maxsize=4096)
 def _compiled(source: Path, variant: Variant, target: Target) -> Any:  # noqa: ANN401 (CompiledKernel)
     return compile_kernel(source, variant.as_json(), target)
@@ -79,7 +82,7 @@ class LibraryCall:
     call: Callable[[], object]
 
     def launch(self, values: Sequence[Any], stream: int | None = None) -> None:
-        """Run it once. A capture makes its stream the current one; there are no other values."""
+        """Run it once. A capture makes its stream the current stream; there are no other values."""
         self.call()
 
 
@@ -91,12 +94,12 @@ Chain = Sequence[tuple[BoundKernel | LibraryCall, list[Any]]]
 class Captured:
     """A graph of launches, and their arguments.
 
-    A graph has the addresses of its tensors only. If they were freed, the next tensors would take
-    their memory, and the graph would read those.
+    A graph has only the addresses of its tensors. If the tensors were freed, the next tensors would
+    take their memory, and the graph would read those.
     """
 
     graph: torch.cuda.CUDAGraph
-    launched: Sequence[object]  # an item for each launch: what keeps its tensors
+    launched: Sequence[object]  # an item for each launch, which keeps its tensors
 
     @property
     def launches(self) -> int:
@@ -109,7 +112,7 @@ def capture(kernel: BoundKernel, launches: Sequence[list[Any]], least: int = 1) 
 
 
 def capture_chains(chains: Sequence[Chain], least: int = 1) -> Captured:
-    """Capture chains of kernels in a graph: as many as take LONG_GRAPH_US, but `least` of them.
+    """Capture chains of kernels in a graph: as many as take LONG_GRAPH_US, but at least `least`.
 
     The first chain runs before, which loads the kernels. `torch.cuda.graph` would give all unused
     memory back to the driver first, and the next check would have to ask for it again.
@@ -131,7 +134,10 @@ def capture_chains(chains: Sequence[Chain], least: int = 1) -> Captured:
 
 
 def _chain_us(chain: Chain, wanted: int) -> float:
-    """Microseconds of a chain, at most. They matter where `wanted` chains would take too long."""
+    """Return an upper limit of a chain's microseconds.
+
+    The limit matters only if `wanted` chains would take too long.
+    """
     first = elapsed_us(lambda: run_chain(chain))
     if first * wanted < LONG_GRAPH_US:
         return first
@@ -145,12 +151,12 @@ def run_chain(chain: Chain, stream: int | None = None) -> None:
 
 
 def elapsed_us(work: Callable[[], object]) -> float:
-    """Microseconds that work takes on the current stream; the host waits for its end."""
+    """Return the microseconds that work takes on the current stream; the host waits for its end."""
     return _timed(work)[0]
 
 
 def _timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Microseconds that work takes on the current stream, and that the host takes to launch it."""
+    """Return the microseconds of work on the current stream, and of its launch on the host."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     began = time.perf_counter()
     start.record()
@@ -162,7 +168,7 @@ def _timed(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def replay(graph: Captured, before: Callable[[], object] | None = None) -> tuple[float, bool]:
-    """Microseconds per launch of one replay, and whether the host launched it in time.
+    """Return microseconds per launch of one replay, and whether the host launched it in time.
 
     `before` runs first, untimed, on the same stream.
     """
@@ -176,10 +182,11 @@ def replay(graph: Captured, before: Callable[[], object] | None = None) -> tuple
 def time_graph(
     graph: Captured, best_us: float | None, before: Callable[[], object] | None = None
 ) -> Measurement:
-    """The median of up to REPLAYS replays, after one to warm up: that may take seven times as long.
+    """Return the median of up to REPLAYS replays, after a replay to warm up.
 
-    One that is surely slower than `best_us`, the median of its point's best so far, gets no more.
-    If the host was late, one replay is not enough to be sure.
+    The warm-up may take seven times as long as a replay. A candidate that is surely slower than
+    `best_us`, the median of its point's best so far, gets no more replays. If the host was late,
+    one replay is not enough to be sure.
     """
     first, in_time = replay(graph, before)
     sure = in_time and first * graph.launches >= LONG_GRAPH_US
@@ -194,17 +201,17 @@ def time_graph(
 
 
 def is_slower(least_us: float, best_us: float | None) -> bool:
-    """Whether a candidate with this fastest replay is surely slower than the best so far."""
+    """Say whether a candidate with this fastest replay is surely slower than the best so far."""
     return best_us is not None and least_us * (1 - SPREAD) > best_us
 
 
 def race(
     graphs: Sequence[Captured], rounds: int, before: Callable[[], object] | None = None
 ) -> list[list[float]]:
-    """Microseconds per launch of each graph in each of up to `rounds` rounds.
+    """Return microseconds per launch of each graph in each of up to `rounds` rounds.
 
-    The order is another one in each round. A graph that heats the GPU slows the next one down, so
-    none should always come after the same one. What has clearly lost has no times of later rounds.
+    Each round has another order. A graph that heats the GPU slows the next graph down, so no graph
+    should always follow the same graph. A graph that has clearly lost has no times of later rounds.
     """
     fastest_us = min(replay(graph, before)[0] * graph.launches for graph in graphs)
     rounds = min(rounds, max(LEAST_ROUNDS, int(RACE_US / fastest_us)))
@@ -220,40 +227,40 @@ def race(
 
 
 class Reference:
-    """What an output should be, and the scale of its errors, for many outputs."""
+    """The expected output, and the scale of its errors, for many outputs."""
 
     def __init__(self, expected: Tensor, least_scale: float = 0.0) -> None:
-        """`expected` is float32. `least_scale`: for outputs that may be all zeros."""
+        """Take `expected` in float32. `least_scale`: for outputs that may be all zeros."""
         self._expected, self._least_scale = expected, least_scale
 
     @cached_property
     def _scale(self) -> Tensor:
-        """|expected| + root mean square of expected, in 16 bits, which errs by 0.4 % at most."""
+        """Compute |expected| + root mean square of expected, in 16 bits: wrong by 0.4 % at most."""
         expected = self._expected
         rms = expected.square().mean().sqrt().clamp(min=self._least_scale)
         return (expected.abs() + rms).bfloat16()
 
     def worst_error(self, output: Tensor) -> float:
-        """Largest |difference| / scale; infinite for a NaN."""
+        """Return the largest |difference| / scale; infinite for a NaN."""
         difference = torch.sub(output, self._expected)
         # The largest of numbers with a NaN is a NaN. Only this line waits for the GPU.
         error = difference.div_(self._scale).abs_().amax().item()
         return math.inf if math.isnan(error) else error
 
 
-COLD = 2  # times the size of the cache: what pushes everything else out
+COLD = 2  # times the size of the cache: the memory that pushes everything else out
 
 
 class ColdCache:
-    """Pushes out what the launches of a graph read, where it would stay in the cache."""
+    """Removes a graph's inputs from the cache if they would stay there."""
 
     def __init__(self, cache_bytes: int, read_bytes: int) -> None:
-        """`read_bytes`: what all launches of a graph read from memory."""
+        """Take the cache's size, and `read_bytes`: the bytes that all launches of a graph read."""
         self.stays_warm = read_bytes <= COLD * cache_bytes
         self._cache_bytes = cache_bytes
 
     def push_out(self) -> None:
-        """Read other memory, if anything would stay."""
+        """Read other memory, if any input would stay in the cache."""
         if self.stays_warm:
             filler, total = _filler(self._cache_bytes)
             torch.sum(filler, dim=0, out=total)
@@ -261,6 +268,6 @@ class ColdCache:
 
 @lru_cache(maxsize=1)  # all points of a process share it
 def _filler(cache_bytes: int) -> tuple[Tensor, Tensor]:
-    """Memory that fills a cache twice, and the place of its sum."""
+    """Allocate memory that fills a cache twice, and the place of its sum."""
     some = torch.zeros(COLD * cache_bytes // 4, dtype=torch.float32, device="cuda")
     return some, torch.empty((), dtype=torch.float32, device="cuda")

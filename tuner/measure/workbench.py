@@ -1,6 +1,6 @@
-"""The processes that the runs of one command share: compile processes, and each GPU's child.
+"""Share processes between the runs of one command: compile processes, and each GPU's child.
 
-To start them takes seconds. A model has several problems, so a command starts them once.
+Starting them takes seconds. A model has several problems, so a command starts them once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from tuner.problems.points import Config, Point, Problem
 
 
 class Workbench:
-    """Use it in a `with`, or call `close`. One run at a time may use it."""
+    """The processes of one command. Use it in a `with`, or call `close`.
+
+    One run at a time may use it.
+    """
 
     def __init__(
         self,
@@ -24,18 +27,19 @@ class Workbench:
         limits: ChildLimits = ChildLimits(),
         compile_s: float = 60.0,
     ) -> None:
-        """`child` is the program of a GPU's child; it follows the protocol of `CHILD_MODULE`.
+        """Take the program of a GPU's child, which follows the protocol of `CHILD_MODULE`.
+
         `compile_s`: as the farm's `timeout_s`.
         """
         self._child = child
         self._limits, self._compile_s = limits, compile_s
-        # What earlier runs of the command chose: first tries for problems that are like theirs.
+        # The choices of earlier runs of the command: first tries for problems that are like theirs.
         self.chosen: list[tuple[Problem, Mapping[Point, Config]]] = []
         self._farm: Farm | None = None
         self._workers: dict[str, GpuWorker] = {}
 
     def farm(self, spare_cores: int, triton: TritonRelease) -> Farm:
-        """The compile processes; the first call says how many cores they leave free."""
+        """Return the compile processes; the first call says how many cores they leave free."""
         farm = self._farm
         if farm is None or farm.failed or farm.triton != triton:
             self._close_farm()
@@ -52,7 +56,7 @@ class Workbench:
             self._workers[gpu] = GpuWorker(None, env, self._limits, self._child)
 
     def worker(self, gpu: str, setup: Mapping[str, Any], env: dict[str, str]) -> GpuWorker:
-        """The worker of a GPU, set up for a problem. Raises as `GpuWorker` does."""
+        """Return the worker of a GPU, set up for a problem. Raises as `GpuWorker` does."""
         worker = self._workers.pop(gpu, None)
         # Requests are under way if a run was given up; another engine may need another Triton.
         if worker is not None and not (worker.idle and worker.env == env):

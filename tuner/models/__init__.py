@@ -1,1 +1,1 @@
-"""Read what a model's checkpoint says about its layers."""
+"""Read the layers of a model from its checkpoint."""

@@ -1,4 +1,4 @@
-"""A model's attention, as its checkpoint describes it."""
+"""Describe a model's attention and its division over ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Layers:
     count: int = 0  # how many layers have this shape; 0: unknown
 
     def works_with(self, tp: int) -> bool:
-        """Whether the engine can divide them: ranks share key heads out, or hold copies."""
+        """Say whether the engine can divide them: ranks share key heads out, or hold copies."""
         kv = self.kv_heads
         return not (self.q_heads % tp or (kv % tp if kv >= tp else tp % kv))
 
@@ -59,7 +59,7 @@ class AttentionShape:
 
 
 def sharing_ranks(name: str, tp: int, dp: int) -> int:
-    """How many ranks share the attention of one of `dp` replicas.
+    """Return how many ranks share the attention of one of `dp` replicas.
 
     Raises IndivisibleShape, which names the nearest size that works, or BadProblem.
     """
@@ -76,7 +76,7 @@ def sharing_ranks(name: str, tp: int, dp: int) -> int:
 
 
 def check_division(name: str, shape: AttentionShape, tp: int) -> None:
-    """Raises IndivisibleShape if tp does not divide the heads, and BadProblem if it is below 1."""
+    """Raise IndivisibleShape if tp does not divide the heads, and BadProblem if it is below 1."""
     if tp < 1:
         raise BadProblem(f"tensor-parallel sizes start at 1, not tp={tp}")
     if all(kind.works_with(tp) for kind in shape.layers):

@@ -1,4 +1,4 @@
-"""A model's config.json -> AttentionShape, as sglang's model classes read it (0.4.4 to 0.5.23)."""
+"""Read the attention of a config.json as sglang's model classes do (0.4.4 to 0.5.23)."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _CONTEXT = (
     *("model_max_length", "max_position_embeddings"),
 )
 
-# Classes whose sliding layers have a window: the checkpoint's field, and what sglang subtracts from
-# it, because its kernels do not count the query's own token. sglang reads no window for other
-# classes (Mixtral, Qwen, Llama, and Llama 4, whose chunks the Triton backend ignores).
+# Classes whose sliding layers have a window: the checkpoint's field, and the number that sglang
+# subtracts from it, because its kernels do not count the query's own token. sglang reads no window
+# for other classes (Mixtral, Qwen, Llama, and Llama 4, whose chunks the Triton backend ignores).
 _GEMMA = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 _GEMMA4 = (
     *("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
@@ -43,10 +43,10 @@ WINDOWED: dict[str, tuple[str, int]] = {
     **dict.fromkeys(("GptOssForCausalLM", *_GEMMA, *_GEMMA4), ("sliding_window", 1)),
     **dict.fromkeys(_MIMO_V2, ("sliding_window_size", 0)),
 }
-# Where no list says which layers have a window: one layer in this many has none.
+# If no list says which layers have a window: one layer in this many has none.
 _FULL_EVERY = {"Gemma2ForCausalLM": 2, "Gemma3ForCausalLM": 6, "Gemma3ForConditionalGeneration": 6}
 _GROK = ("Grok1ForCausalLM", "Grok1ModelForCausalLM")
-# Classes with a cap, and the cap where config.json has none.
+# Classes with a cap, and the cap if config.json has none.
 _CAPPED = {**dict.fromkeys(_GROK, 30.0), "Gemma2ForCausalLM": 0.0}
 _MAX_CAP = 1000
 _MAX_HEADS = 4096
@@ -54,7 +54,7 @@ _OWN_BACKEND = ("DeepseekV4ForCausalLM",)
 
 
 def attention_shape(config: Json) -> AttentionShape:
-    """The attention of a config.json. Raises MalformedCheckpoint."""
+    """Return the attention of a config.json. Raises MalformedCheckpoint."""
     architecture = architecture_of(config)
     if architecture in _OWN_BACKEND:
         raise MalformedCheckpoint(f"sglang runs {architecture} with attention kernels of its own")
@@ -73,7 +73,10 @@ def attention_shape(config: Json) -> AttentionShape:
 
 
 def _laid_out_for(fields: Json, architecture: str) -> int:
-    """`get_mimo_v2_fused_qkv_expected_tp_size` of sglang's srt/configs/model_config.py."""
+    """Return the expected ranks of a fused layout.
+
+    Source: `get_mimo_v2_fused_qkv_expected_tp_size` of sglang's srt/configs/model_config.py.
+    """
     fused = fields.get("attention_projection_layout") == "fused_qkv"
     return _required(fields, _KV_HEADS) if fused and architecture == "MiMoV2ForCausalLM" else 0
 
@@ -81,7 +84,7 @@ def _laid_out_for(fields: Json, architecture: str) -> int:
 def attention_places(
     fields: Json, architecture: str, shape: AttentionShape
 ) -> tuple[list[int], ...]:
-    """The numbers of the layers that have each of `shape.layers`; empty where unknown."""
+    """Return the numbers of the layers that have each of `shape.layers`; none if unknown."""
     if shape.kv_lora_rank:
         return (place_layers(fields, 1)[0],)
     full, sliding = place_layers(fields, _FULL_EVERY.get(architecture, 1))
@@ -96,7 +99,9 @@ def _latent(fields: Json) -> Layers:
 
 
 def _kinds(fields: Json, architecture: str) -> list[Layers]:
-    """The layers without a window, then the layers with one, where the model has such layers."""
+    """Return the layers without a window, then the layers with a window, if the model has such
+    layers.
+    """
     full = _base(fields)
     seeing_all, sliding = count_layers(fields, _FULL_EVERY.get(architecture, 1))
     if architecture not in WINDOWED:
@@ -147,7 +152,7 @@ def _sliding_of_mimo(fields: Json, layers: Layers) -> Layers:
 
 
 def _full_of_gemma4(fields: Json, layers: Layers) -> Layers:
-    """Gemma 4's global fields; its plain fields describe the sliding layers."""
+    """Read Gemma 4's global fields; its plain fields describe the sliding layers."""
     head_dim = size(fields, ("global_head_dim",)) or layers.head_dim
     kv_heads = size(fields, ("num_global_key_value_heads",)) or layers.kv_heads
     return replace(layers, kv_heads=kv_heads, head_dim=head_dim, v_head_dim=head_dim)

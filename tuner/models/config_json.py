@@ -1,4 +1,4 @@
-"""A model's config.json -> Model."""
+"""Read a model's config.json."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import MalformedCheckpoint, MalformedField
+from tuner.errors import LacksLayers, MalformedCheckpoint, MalformedField
 from tuner.models.attention_json import attention_shape
 from tuner.models.delta_json import delta_shape
-from tuner.models.expert_fields import EXPERTS, HIDDEN, INTERMEDIATE, TOP_K, shared_experts
+from tuner.models.expert_fields import (
+    EXPERTS,
+    EXPERTS_WIDTH,
+    HIDDEN,
+    INTERMEDIATE,
+    TOP_K,
+    shared_experts,
+)
 from tuner.models.fields import (
     Json,
     architecture_of,
@@ -27,10 +34,12 @@ from tuner.models.quantization import read_quantization, unquantised
 from tuner.models.unquantised_layers import otherwise_quantised, unquantised_experts
 
 _FIELDS = {"E": EXPERTS, "intermediate": INTERMEDIATE, "hidden": HIDDEN, "top_k": TOP_K}
+# Classes whose experts never have the width of dense layers.
+_OWN_WIDTH = ("Deepseek", "Glm4Moe", "Qwen2Moe", "Qwen3")
 
 
 def read_model(path: Path) -> Model:
-    """Read the config.json at `path`, or in the folder `path`, and what lies beside it.
+    """Read the config.json at `path`, or in the folder `path`, and the files beside it.
 
     A part that cannot be read, such as the attention of an unknown class, is in `Model.unread`.
     Raises MalformedCheckpoint for a file that is no config.json of a model.
@@ -44,7 +53,7 @@ def read_model(path: Path) -> Model:
 
 
 def parse_model(data: bytes, name: str) -> Model:
-    """The model of a config.json's bytes; see `read_model`."""
+    """Read the model of a config.json's bytes; see `read_model`."""
     config = parse(data)
     readers: Mapping[str, Callable[[], Any]] = {
         "experts": lambda: _experts(config, name),
@@ -68,9 +77,13 @@ def parse_model(data: bytes, name: str) -> Model:
 
 
 def _experts(config: Json, name: str) -> dict[str, Any]:
-    """The fields of a Model that describe its experts. Raises MalformedCheckpoint without any."""
+    """Return the fields of a Model that describe its experts.
+
+    Raises LacksLayers for a model without experts, and MalformedCheckpoint.
+    """
     architecture = architecture_of(config)
     fields, for_images = _text_experts(language_fields(config), architecture)
+    _require_count(fields, architecture)
     shared, width = shared_experts(fields, architecture)
     quant = read_quantization(fields, torch_dtype(fields))
     doubt = ""
@@ -100,7 +113,7 @@ def _experts(config: Json, name: str) -> dict[str, Any]:
 
 
 def _text_experts(fields: Json, architecture: str) -> tuple[Json, int]:
-    """The fields of the experts for text, and the columns of those for images; 0: none.
+    """Return the fields of the experts for text, and the columns of the experts for images or 0.
 
     ERNIE 4.5 VL has two of each: vLLM's ernie45_vl_moe.py and sglang's ernie45_moe_vl.py.
     """
@@ -116,12 +129,24 @@ def _text_experts(fields: Json, architecture: str) -> tuple[Json, int]:
     return first, size(second, INTERMEDIATE) or 0 if pairs else 0
 
 
+def _require_count(fields: Json, architecture: str) -> None:
+    """Raise LacksLayers if the model has no experts, MalformedCheckpoint if that is not known."""
+    count = size(fields, EXPERTS)
+    if count:
+        return
+    none_of = f"none of {', '.join(EXPERTS)}"
+    if count is None and ("moe" in architecture.lower() or size(fields, TOP_K)):
+        raise MalformedCheckpoint(f"it does not say how many experts there are ({none_of})")
+    raise LacksLayers(f"{architecture} has no experts ({none_of}): not a mixture-of-experts model")
+
+
 def _required(fields: Json, field: str, architecture: str) -> int:
-    found = size(fields, _FIELDS[field])
+    names = _FIELDS[field]
+    if field == "intermediate" and architecture.startswith(_OWN_WIDTH):
+        names = EXPERTS_WIDTH
+    found = size(fields, names)
     if not found:
-        what = "experts" if field == "E" else field
         raise MalformedCheckpoint(
-            f"{architecture} has no {what} (none of {', '.join(_FIELDS[field])}): "
-            "not a mixture-of-experts model"
+            f"it names no {field} of its experts (none of {', '.join(names)})"
         )
     return found

@@ -1,5 +1,6 @@
-"""A model's config.json -> its gated delta nets (Qwen3-Next, Qwen3.5), as sglang's model classes
-read it (qwen3_next.py and qwen3_5.py of 0.5.12 to 0.5.23).
+"""Read the gated delta nets of a config.json (Qwen3-Next, Qwen3.5) as sglang does.
+
+Source: the model classes of qwen3_next.py and qwen3_5.py of 0.5.12 to 0.5.23.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class DeltaShape:
     mamba_ssm_dtype: str | None = None  # of states, as config.json says it
 
     def divided(self, tp: int) -> tuple[int, int]:
-        """The key and value heads of a rank.
+        """Return the key and value heads of a rank.
 
         Raises IndivisibleShape, which names the nearest size that works, or BadProblem.
         """
@@ -50,7 +51,7 @@ _CLASSES = ("Qwen3Next", "Qwen3_5", "OlmoHybrid")
 
 
 def refuse_delta(name: str, architecture: str, *, preset: bool) -> NoReturn:
-    """Refuse a model in which no such layers are known.
+    """Refuse a model in which no gated delta nets are known.
 
     Raises LacksLayers, or MalformedCheckpoint for a class that may have such layers.
     """
@@ -63,7 +64,9 @@ def refuse_delta(name: str, architecture: str, *, preset: bool) -> NoReturn:
 
 
 def delta_shape(config: Json, name: str) -> DeltaShape:
-    """The gated delta nets of a config.json. Raises as `refuse_delta` does without such layers."""
+    """Return the gated delta nets of a config.json. Raises as `refuse_delta` does without such
+    layers.
+    """
     architecture, fields = architecture_of(config), language_fields(config)
     heads = delta_net(fields)
     if heads is None:

@@ -1,16 +1,14 @@
-"""The fields of a config.json that describe experts, under the names that models give them."""
+"""Read the fields of a config.json that describe experts, under models' different names."""
 
 from __future__ import annotations
 
 from tuner.models.fields import Json, size
 
-# The first name that is present counts: where a model has two of them, the earlier one is for
-# routed experts and the later one for dense layers.
+# The first name that is present counts: if a model has two of them, the earlier is for routed
+# experts and the later for dense layers.
 EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
-INTERMEDIATE = (
-    *("moe_intermediate_size", "expert_hidden_dim", "expert_ffn_hidden_size"),
-    *("intermediate_size", "ffn_hidden_size"),
-)
+EXPERTS_WIDTH = ("moe_intermediate_size", "expert_hidden_dim", "expert_ffn_hidden_size")
+INTERMEDIATE = (*EXPERTS_WIDTH, "intermediate_size", "ffn_hidden_size")
 HIDDEN = ("moe_latent_size", "routed_expert_hidden_size", "hidden_size", "d_model")
 TOP_K = (
     *("num_experts_per_tok", "num_experts_per_token", "experts_per_token"),
@@ -28,7 +26,10 @@ _SHARED_BY_DESIGN = {"Llama4ForConditionalGeneration": 1, "Llama4ForCausalLM": 1
 
 
 def shared_experts(fields: Json, architecture: str) -> tuple[int, int]:
-    """(how many shared experts, columns of all of them together). Raises MalformedCheckpoint."""
+    """Return (number of shared experts, columns of all of them together).
+
+    Raises MalformedCheckpoint.
+    """
     shared = size(fields, _SHARED)
     width = size(fields, _SHARED_WIDTH)
     if shared is None:

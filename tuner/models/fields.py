@@ -10,7 +10,7 @@ import html
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from tuner.errors import MalformedCheckpoint, MalformedField
 
@@ -22,7 +22,7 @@ _NESTED = ("text_config", "language_config", "llm_config", "thinker_config", "ff
 
 
 def is_path(text: str) -> bool:
-    """Whether there is a file or folder of that name."""
+    """Say whether there is a file or folder of that name."""
     try:
         return bool(text) and Path(text).exists()
     except (OSError, ValueError):  # the name is too long, or holds a NUL
@@ -30,7 +30,7 @@ def is_path(text: str) -> bool:
 
 
 def parse(data: bytes) -> Json:
-    """The JSON object in a config.json's bytes. Raises MalformedCheckpoint."""
+    """Return the JSON object in a config.json's bytes. Raises MalformedCheckpoint."""
     if b"&quot;" in data:  # copied from a page's source
         data = html.unescape(data.decode("utf-8", errors="replace")).encode()
     try:
@@ -45,14 +45,14 @@ def parse(data: bytes) -> Json:
 
 
 def _constant(text: str) -> float:
-    """Infinity, which some models have as a limit of time steps; no size may be infinite."""
+    """Read infinity, which some models have as a limit of time steps; no size may be infinite."""
     if text == "NaN":
         raise ValueError("NaN is not a number")
     return float(text)
 
 
 def language_fields(config: Json, depth: int = 3) -> dict[str, Any]:
-    """The language model's fields. Fields of a nested config override outer fields.
+    """Return the language model's fields. Fields of a nested config override outer fields.
 
     Configs are nested in each other in any order, as Qwen3-Omni's thinker_config.text_config.
     """
@@ -66,21 +66,23 @@ def language_fields(config: Json, depth: int = 3) -> dict[str, Any]:
 
 
 def architecture_of(config: Json) -> str:
-    """The model's class. Raises MalformedCheckpoint where none is named."""
+    """Return the model's class. Raises MalformedCheckpoint if none is named."""
     match config.get("architectures"):
         case [str() as architecture, *_] if architecture.isidentifier():  # a class of Python's
             return architecture[:200]
-    raise MalformedCheckpoint('no architecture is named: "architectures" should be a list of one')
+    raise MalformedCheckpoint(
+        'no architecture is named: "architectures" should be a list with one name'
+    )
 
 
 def torch_dtype(fields: Json) -> str | None:
-    """The torch dtype of unquantised weights."""
+    """Return the torch dtype of unquantised weights."""
     dtype = fields.get("torch_dtype") or fields.get("dtype")
     return dtype if isinstance(dtype, str) else None
 
 
 def size(fields: Json, names: tuple[str, ...]) -> int | None:
-    """The first of these fields that is present.
+    """Return the value of the first of these fields that is present.
 
     Raises MalformedField for a value that is no whole number, and MalformedCheckpoint for numbers
     that differ between layers.
@@ -92,9 +94,14 @@ def size(fields: Json, names: tuple[str, ...]) -> int | None:
             value = value[0]
         if value is None:
             continue
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SIZE:
-            # Some models write different numbers for layers, which is not wrong.
+        if isinstance(value, list) and value and all(map(_is_size, value)):  # which is not wrong
+            raise MalformedCheckpoint(f"{name} differs between layers, which is not read here")
+        if not _is_size(value):
             error = MalformedCheckpoint if isinstance(value, list) else MalformedField
             raise error(f"{name} should be a whole number, not {value!r:.60}")
         return value
     return None
+
+
+def _is_size(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SIZE

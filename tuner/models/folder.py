@@ -1,4 +1,4 @@
-"""Read a checkpoint's folder: its config.json, its name, and what lies beside it."""
+"""Read a checkpoint's folder: its config.json, its name, and the files beside it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _IN_NAME = re.compile(
 
 
 def read_with(path: Path, parse_config: Callable[[bytes, str], T]) -> T:
-    """The result of `parse_config` (of bytes and the model's name) for a config.json.
+    """Call `parse_config` with the bytes of a config.json and the model's name.
 
-    It is the file at `path`, or in the folder `path`; see `with_modelopt`.
-    Raises MalformedCheckpoint, or LacksLayers of `parse_config`, which names it.
+    The config.json is the file at `path`, or in the folder `path`; see `with_modelopt`. Raises
+    MalformedCheckpoint, or LacksLayers of `parse_config`, which names the file.
     """
     file = config_file(path)
     data = read_limited(file, MAX_BYTES, "config.json", MalformedCheckpoint)
@@ -46,12 +46,12 @@ def read_with(path: Path, parse_config: Callable[[bytes, str], T]) -> T:
 
 
 def config_file(path: Path) -> Path:
-    """The file at `path`, or the config.json in the folder `path`."""
+    """Return the file at `path`, or the config.json in the folder `path`."""
     return path / "config.json" if path.is_dir() else path
 
 
 def _name_of(file: Path) -> str:
-    """A model's name, from its folder's; huggingface_hub's cache has it two folders above."""
+    """Return a model's name, from its folder; huggingface_hub's cache has it two folders above."""
     if file.name != "config.json":
         return file.stem or "model"
     folder = file.absolute().parent
@@ -62,10 +62,10 @@ def _name_of(file: Path) -> str:
 
 
 def with_modelopt(data: bytes, folder: Path) -> bytes:
-    """A config.json's bytes with what hf_quant_config.json in the folder adds to them.
+    """Add the fields of the folder's hf_quant_config.json to a config.json's bytes.
 
-    It counts if config.json has no quantization_config, or if that lacks the list of layers of a
-    mixed precision. Raises MalformedCheckpoint.
+    They are added if config.json has no quantization_config, or if its quantization_config lacks
+    the list of layers of a mixed precision. Raises MalformedCheckpoint.
     """
     file = folder / MODELOPT
     if not file.exists():
@@ -86,13 +86,13 @@ def with_modelopt(data: bytes, folder: Path) -> bytes:
 
 
 def doubt_of_name(name: str) -> str:
-    """A clause if a model's name speaks of quantisation, of which its config.json has none."""
+    """Return a clause if a model's name speaks of quantisation that its config.json lacks."""
     found = _IN_NAME.search(name)
     return f"the name says {found[0]} and config.json has no quantization_config" if found else ""
 
 
 def doubt_of_folder(folder: Path) -> str:
-    """A clause if files beside a config.json speak of quantisation, of which it has none."""
+    """Return a clause if files beside a config.json speak of quantisation that it lacks."""
     names = sorted(
         path.name
         for path in folder.iterdir()

@@ -21,9 +21,9 @@ Places = list[int]  # the numbers of layers, from 0
 
 
 def count_layers(fields: Json, full_every: int) -> tuple[int, int]:
-    """(layers without a window, layers with a window); (0, 0) where unknown.
+    """Return (layers without a window, layers with a window); (0, 0) if unknown.
 
-    Where no field names the kinds, one layer in `full_every` has no window. Raises
+    If no field names the kinds, one layer in `full_every` has no window. Raises
     MalformedCheckpoint.
     """
     full, sliding = place_layers(fields, full_every)
@@ -31,7 +31,7 @@ def count_layers(fields: Json, full_every: int) -> tuple[int, int]:
 
 
 def place_layers(fields: Json, full_every: int) -> tuple[Places, Places]:
-    """Which layers have no window, and which have one; see `count_layers`."""
+    """Return the layers without a window, and the layers with a window; see `count_layers`."""
     types = fields.get("layer_types") or fields.get("layers_block_type")
     if isinstance(types, list):
         return _at(types, _FULL), _at(types, (_SLIDING,))
@@ -57,7 +57,7 @@ def place_layers(fields: Json, full_every: int) -> tuple[Places, Places]:
 
 
 def _listed(fields: Json) -> Places | None:
-    """The attention layers among layers of linear attention, if a field lists them."""
+    """Return the attention layers among layers of linear attention, if a field lists them."""
     kinds = fields.get("attn_type_list")  # MiniMax-M1: 0 for lightning attention
     if isinstance(kinds, list):
         return _at(kinds, (1,))
@@ -75,7 +75,10 @@ def _listed(fields: Json) -> Places | None:
 
 
 def layer_total(fields: Json) -> int:
-    """How many layers the model has, of all kinds; 0: unknown. Raises MalformedCheckpoint."""
+    """Return the number of the model's layers, of all kinds; 0: unknown.
+
+    Raises MalformedCheckpoint.
+    """
     layers = size(fields, LAYERS) or 0
     if layers > _MAX_LAYERS:
         raise MalformedCheckpoint(f"{layers} layers are more than the {_MAX_LAYERS} read here")

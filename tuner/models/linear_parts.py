@@ -1,4 +1,4 @@
-"""From the sizes that a checkpoint names to its linear layers, as sglang's model classes make them.
+"""List linear layers from a checkpoint's sizes, as sglang's model classes make them.
 
 Each function names the file and class of sglang's srt/models whose layers it lists; 0.4.4 to 0.5.23
 agree unless a comment says otherwise.
@@ -19,7 +19,7 @@ Skips = Callable[[str, int], bool]  # (layer's name, number of its layer) -> not
 
 @dataclass(frozen=True)
 class Style:
-    """What distinguishes a class of models."""
+    """The differences between classes of models."""
 
     mlp: str = "mlp"
     shared: str = "mlp.shared_experts"
@@ -76,7 +76,7 @@ STYLES: dict[str, Style] = {
 
 @dataclass(frozen=True)
 class LinearAttention:
-    """A gated delta net's heads (Qwen3-Next, Qwen3.5)."""
+    """The heads of a gated delta net (Qwen3-Next, Qwen3.5)."""
 
     key_heads: int
     value_heads: int
@@ -86,7 +86,7 @@ class LinearAttention:
 
 @dataclass(frozen=True)
 class LinearSizes:
-    """What a checkpoint says of its linear layers. `at` fields hold numbers of layers, from 0."""
+    """The sizes of a checkpoint's linear layers. `at` fields hold numbers of layers, from 0."""
 
     hidden: int
     attention: AttentionShape
@@ -106,7 +106,9 @@ class LinearSizes:
 def linear_shape(
     sizes: LinearSizes, style: Style, scheme: Quantization, skips: Skips, *, source: str = ""
 ) -> LinearShape:
-    """The linear layers of a model whose weights have that scheme but where `skips` says no."""
+    """Return the linear layers of a model whose weights have that scheme, except where `skips` says
+    no.
+    """
     out = sizes.attention.dtype
     plain = unquantised(out.value)
     layers: dict[Linear, int] = {}
@@ -130,7 +132,7 @@ def linear_shape(
 def _parts(
     sizes: LinearSizes, style: Style, scheme: Quantization
 ) -> Iterator[tuple[Linear, Sequence[int]]]:
-    """Each kind of layer, and the numbers of the model's layers that have it."""
+    """Yield each kind of layer, and the numbers of the model's layers that have it."""
     for kind, places in zip(sizes.attention.layers, sizes.attention_at, strict=True):
         made = (
             _latent(sizes, kind, scheme)
@@ -150,8 +152,9 @@ def _parts(
 
 
 def _latent(sizes: LinearSizes, kind: Layers, scheme: Quantization) -> Iterator[Linear]:
-    """deepseek_v2.py, DeepseekV2AttentionMLA; layers/attention/dsa/dsa_indexer.py, Indexer.
+    """Yield the layers of latent attention.
 
+    Source: deepseek_v2.py, DeepseekV2AttentionMLA; layers/attention/dsa/dsa_indexer.py, Indexer.
     kv_b runs in prefill alone; decode has its weights multiplied into others (w_kc and w_vc).
     """
     shape, rank, heads = sizes.attention, sizes.q_lora_rank, kind.q_heads
@@ -181,7 +184,7 @@ def _latent(sizes: LinearSizes, kind: Layers, scheme: Quantization) -> Iterator[
 def _plain(
     sizes: LinearSizes, kind: Layers, style: Style, scheme: Quantization
 ) -> Iterator[Linear]:
-    """llama.py, LlamaAttention; qwen3.py, Qwen3Attention; and most others."""
+    """Yield the layers of llama.py, LlamaAttention; qwen3.py, Qwen3Attention; and most others."""
     columns = (
         Columns(kind.q_heads * kind.head_dim * (2 if style.gated else 1)),
         Columns(kind.kv_heads * kind.head_dim, heads=kind.kv_heads),
@@ -193,7 +196,10 @@ def _plain(
 
 
 def _delta_net(sizes: LinearSizes, net: LinearAttention, scheme: Quantization) -> Iterator[Linear]:
-    """qwen3_next.py, Qwen3GatedDeltaNet; qwen3_5.py, Qwen3_5GatedDeltaNet. conv1d is no GEMM."""
+    """Yield the layers of qwen3_next.py, Qwen3GatedDeltaNet; qwen3_5.py, Qwen3_5GatedDeltaNet.
+
+    conv1d is no GEMM.
+    """
     key, value = Columns(net.key_heads * net.key_dim), Columns(net.value_heads * net.value_dim)
     inputs = (key, key, value, value)
     yield _linear("linear_attn.in_proj_qkvz", inputs, sizes.hidden, Split.COLUMN, scheme)
@@ -205,7 +211,7 @@ def _delta_net(sizes: LinearSizes, net: LinearAttention, scheme: Quantization) -
 def _mlp(
     name: str, group: Group, hidden: int, intermediate: int, scheme: Quantization
 ) -> Iterator[Linear]:
-    """deepseek_v2.py, DeepseekV2MLP; llama.py, LlamaMLP; qwen2.py, Qwen2MLP."""
+    """Yield the layers of deepseek_v2.py, DeepseekV2MLP; llama.py, LlamaMLP; qwen2.py, Qwen2MLP."""
     both = (Columns(intermediate), Columns(intermediate))
     yield Linear(f"{name}.gate_up_proj", both, hidden, Split.COLUMN, group, scheme)
     yield Linear(f"{name}.down_proj", (Columns(hidden),), intermediate, Split.ROW, group, scheme)

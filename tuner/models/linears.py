@@ -1,8 +1,8 @@
-"""The linear layers of a model, and how ranks share each.
+"""Describe the linear layers of a model, and how ranks share each.
 
 An engine divides a column-parallel layer's N and a row-parallel layer's K. The classes are in
 sglang's srt/layers/linear.py: ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear,
-RowParallelLinear, ReplicatedLinear. vLLM has the same ones.
+RowParallelLinear, ReplicatedLinear. vLLM has the same classes.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from enum import Enum
 from tuner.models.quantization import Quantization
 from tuner.problems.dtypes import Dtype
 
-# sglang 0.4.4 runs DeepSeek's first layer as two. From 0.5.2 on they are one, for which both
+# sglang 0.4.4 runs DeepSeek's first layer as two. From 0.5.2 on it is one layer, for which both
 # weights are concatenated (srt/models/deepseek_v2.py, DeepseekV2AttentionMLA).
 FUSED_QKV_A = "self_attn.fused_qkv_a_proj_with_mqa"
 
 
 class Split(Enum):
-    """How ranks share a layer's matrix."""
+    """The way in which ranks share a layer's matrix."""
 
     COLUMN = "column"  # N is divided
     ROW = "row"  # K is divided
@@ -27,7 +27,7 @@ class Split(Enum):
 
 
 class Group(Enum):
-    """Which ranks share a layer."""
+    """The ranks that share a layer."""
 
     ATTENTION = "attention"  # tp / dp ranks
     DENSE = "dense"  # the MLP of a layer without experts
@@ -59,7 +59,9 @@ class Linear:
 
 @dataclass(frozen=True)
 class LinearShape:
-    """All linear layers of a model but routers and lm_head, which the engine does not quantise."""
+    """All linear layers of a model except routers and lm_head, which the engine does
+    not quantise.
+    """
 
     layers: tuple[Linear, ...]
     out: Dtype = Dtype.BFLOAT16  # of the layers' outputs; or float16
@@ -68,12 +70,12 @@ class LinearShape:
 
     @property
     def quantised(self) -> bool:
-        """Whether a Triton GEMM reads any of the layers as the checkpoint stores them."""
+        """Say whether a Triton GEMM reads any of the layers as the checkpoint stores them."""
         return any(not why_unread(layer.scheme) for layer in self.layers)
 
 
 def why_unread(scheme: Quantization) -> str:
-    """Why no Triton GEMM reads weights of that scheme; empty if one does."""
+    """Say why no Triton GEMM reads weights of that scheme; "" if a GEMM does."""
     if scheme.kind == "none":
         return "not quantised"
     if scheme.dtype not in (Dtype.FP8_W8A8, Dtype.INT8_W8A8):

@@ -1,4 +1,4 @@
-"""A model's config.json -> LinearShape."""
+"""Read the linear layers of a config.json."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tuner.models.unquantised_layers import outside_groups, skipped_modules
 
 
 def linears_of(config: Json) -> LinearShape:
-    """The linear layers of a config.json. Raises MalformedCheckpoint."""
+    """Return the linear layers of a config.json. Raises MalformedCheckpoint."""
     architecture = architecture_of(config)
     style = STYLES.get(architecture)
     if style is None:
@@ -67,7 +67,6 @@ _DENSE = ("intermediate_size_mlp", "intermediate_size")  # Llama 4 has both
 
 
 def _dense_places(fields: Json, architecture: str, total: int) -> Sequence[int]:
-    """The layers whose MLP has no experts."""
     if not size(fields, EXPERTS):
         return range(total)
     each = fields.get("moe_layer_freq")
@@ -85,7 +84,9 @@ def _dense_places(fields: Json, architecture: str, total: int) -> Sequence[int]:
 
 
 def _dense_by_field(fields: Json, total: int) -> Sequence[int]:
-    """The layers without experts, by fields that few classes have; none without such a field."""
+    """Return the layers without experts, by fields that few classes have; none without such a
+    field.
+    """
     if period := size(fields, ("expert_layer_period",)):  # Jamba (transformers' configuration)
         offset = size(fields, ("expert_layer_offset",)) or 0
         return [at for at in range(total) if at % period != offset]
@@ -106,7 +107,7 @@ def _dense_by_field(fields: Json, total: int) -> Sequence[int]:
 
 
 def sparse_places(fields: Json, architecture: str) -> list[int]:
-    """The layers whose MLP has experts. Raises MalformedCheckpoint."""
+    """Return the layers whose MLP has experts. Raises MalformedCheckpoint."""
     pattern = fields.get(PATTERN)
     if isinstance(pattern, str):
         return [at for at, kind in enumerate(pattern) if kind == "E"]
@@ -119,7 +120,9 @@ def sparse_places(fields: Json, architecture: str) -> list[int]:
 
 
 def delta_net(fields: Json) -> LinearAttention | None:
-    """The heads of gated delta nets; None without such layers. Raises MalformedCheckpoint."""
+    """Return the heads of gated delta nets; None without such layers. Raises
+    MalformedCheckpoint.
+    """
     heads = size(fields, ("linear_num_key_heads",))
     if not heads:
         return None
@@ -132,7 +135,7 @@ def delta_net(fields: Json) -> LinearAttention | None:
 
 
 def delta_places(fields: Json, total: int, attention: AttentionShape) -> Sequence[int]:
-    """The layers that are gated delta nets."""
+    """Return the layers that are gated delta nets."""
     types = fields.get("layer_types")
     if isinstance(types, list):
         return [at for at, kind in enumerate(types) if kind == "linear_attention"]

@@ -1,7 +1,6 @@
-"""A model's config.json -> the Mamba-2 layers that it describes, as vLLM's model classes read it
-(0.24.0 and 0.33.0).
+"""Read the Mamba-2 layers of a config.json as vLLM's model classes do (0.24.0 and 0.33.0).
 
-Mamba-1 layers (Jamba) and gated delta nets (Qwen3-Next) are other kernels, and not here.
+Mamba-1 layers (Jamba) and gated delta nets (Qwen3-Next) are other kernels, and not read here.
 """
 
 from __future__ import annotations
@@ -34,15 +33,16 @@ class MambaShape:
     groups: int
     layers: int  # how many there are; 0: unknown
     dtype: Dtype = Dtype.BFLOAT16  # of activations
-    cache_dtype: str | None = None  # of states, where config.json names it
+    cache_dtype: str | None = None  # of states, if config.json names it
     chunk_size: int = 256  # tokens, of a prompt's scan
     # Of states, as sglang's own field of config.json says it.
     sglang_state_dtype: str | None = None
 
     def heads_of_rank(self, tp: int) -> int:
-        """The heads of a rank. Groups are divided too, or the only one is copied to each rank.
+        """Return the heads of a rank.
 
-        Raises IndivisibleShape, which names the nearest size that works, or BadProblem.
+        Groups are divided too, or the only group is copied to each rank. Raises IndivisibleShape,
+        which names the nearest size that works, or BadProblem.
         """
         if tp < 1:
             raise BadProblem(f"tensor-parallel sizes start at 1, not tp={tp}")
@@ -61,7 +61,7 @@ class MambaShape:
 
 @dataclass(frozen=True)
 class _Names:
-    """What a class of models calls the sizes of its Mamba-2 layers."""
+    """The names of a class's fields for the sizes of its Mamba-2 layers."""
 
     heads: str
     head_dim: str
@@ -93,7 +93,10 @@ def refuse_preset(name: str, architecture: str) -> NoReturn:
 
 
 def mamba_shape(config: Json, name: str) -> MambaShape:
-    """The Mamba-2 layers of a config.json. Raises MalformedCheckpoint, also without such layers."""
+    """Return the Mamba-2 layers of a config.json.
+
+    Raises MalformedCheckpoint, also without such layers.
+    """
     architecture, fields = architecture_of(config), language_fields(config)
     names = _NAMES.get(architecture)
     layers = _count(fields)
@@ -120,7 +123,7 @@ def mamba_shape(config: Json, name: str) -> MambaShape:
 
 
 def _head_dim(fields: Json, names: _Names, heads: int) -> int:
-    """The field; where it is missing or "auto", the expanded width divided by the heads."""
+    """Read the field; if it is missing or "auto", divide the expanded width by the heads."""
     if fields.get(names.head_dim) not in (None, "auto"):
         return _required(fields, names.head_dim)
     width = (size(fields, ("mamba_expand", "expand")) or 2) * _required(fields, "hidden_size")
@@ -130,7 +133,7 @@ def _head_dim(fields: Json, names: _Names, heads: int) -> int:
 
 
 def _count(fields: Mapping[str, object]) -> int | None:
-    """How many layers are Mamba-2 layers; None where nothing says it."""
+    """Return how many layers are Mamba-2 layers; None if nothing says it."""
     for name in _LISTS:
         listed = fields.get(name)
         if isinstance(listed, list):

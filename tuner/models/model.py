@@ -1,4 +1,4 @@
-"""A model, as its checkpoint describes it."""
+"""Define a model, as its checkpoint describes it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Model:
     block_shape: tuple[int, int] | None = None
     per_channel_quant: bool = False
     image_intermediate: int = 0  # columns of one expert for images; 0: such experts are no others
-    detail: str = ""  # what is special in the format: see Quantization
+    detail: str = ""  # special features of the format: see Quantization
     doubt: str = ""  # a clause: why the experts may be quantised otherwise than it says here
     since: str = ""  # oldest examined sglang release that has the architecture; "": unknown
     aliases: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Model:
 
     @property
     def stored_as(self) -> str:
-        """How experts are stored: type, format, and what is special; "" if it is not known.
+        """Say how experts are stored: type, format and special features; "" if it is not known.
 
         As "int4_w4a16 compressed-tensors int4 asymmetric", or "bfloat16 none".
         """
@@ -61,7 +61,7 @@ class Model:
         return f"{self.dtype.value} {self.quantization} {self.detail}".rstrip()
 
     def as_json(self) -> dict[str, Any]:
-        """The fields of `tuner list models --json`. Linear layers are left out: they are many."""
+        """Return the fields of `tuner list models --json`: all but the many linear layers."""
         shown = {one.name: getattr(self, one.name) for one in fields(self)}
         for name in (
             "linears",

@@ -31,15 +31,15 @@ class Quantization:
     dtype: Dtype | None  # None: no Triton kernel reads the format
     block_shape: tuple[int, int] | None = None
     per_channel_quant: bool = False
-    # What engines ask for as they choose a kernel: "static" scales of activations, "asymmetric" or
+    # The features by which engines choose a kernel: "static" scales of activations, "asymmetric" or
     # "reordered" weights, "groups of 128", and how auto-round packs: "gptq" or "awq".
     detail: str = ""
 
 
 def read_quantization(config: Json, torch_dtype: str | None) -> Quantization:
-    """Read the scheme of the experts' weights; without one, their type is `torch_dtype`.
+    """Read the scheme of the experts' weights; without a scheme, their type is `torch_dtype`.
 
-    Raises MalformedCheckpoint where a field is missing or has a wrong type. A format that no Triton
+    Raises MalformedCheckpoint if a field is missing or has a wrong type. A format that no Triton
     fused-MoE kernel reads gives no error here, because the user can choose another dtype.
     """
     quant = quantization_fields(config)
@@ -55,7 +55,7 @@ def read_quantization(config: Json, torch_dtype: str | None) -> Quantization:
 
 
 def read_layer_quantization(config: Json, torch_dtype: str | None) -> Quantization:
-    """Read the scheme of the layers that are not routed experts; see `read_quantization`."""
+    """Read the scheme of the layers other than routed experts; see `read_quantization`."""
     quant = quantization_fields(config)
     if mixed := _mixed(quant):
         return _of_layers(mixed, torch_dtype, experts=False)
@@ -85,7 +85,7 @@ def _read(quant: Json, torch_dtype: str | None, choose: Callable[[Json], object]
 
 
 def quantization_fields(config: Json) -> Json:
-    """The quantization_config; empty without one. Raises MalformedCheckpoint."""
+    """Return the quantization_config; empty without one. Raises MalformedCheckpoint."""
     quant = config.get("quantization_config") or config.get("compression_config") or {}
     if not isinstance(quant, Mapping):
         raise MalformedField("quantization_config is not an object")
@@ -96,7 +96,7 @@ def quantization_fields(config: Json) -> Json:
 
 
 def unquantised(torch_dtype: str | None) -> Quantization:
-    """The scheme of weights that are stored as `torch_dtype`."""
+    """Return the scheme of weights that are stored as `torch_dtype`."""
     return Quantization("none", Dtype.FLOAT16 if torch_dtype == "float16" else Dtype.BFLOAT16)
 
 
@@ -114,7 +114,7 @@ def _blockwise_int8(quant: Json) -> Quantization:
 
 
 def _packed(quant: Json) -> Quantization:
-    """gptq, awq and similar formats: groups along k."""
+    """Read gptq, awq and similar formats: groups along k."""
     bits = quant.get("bits", quant.get("w_bit", 4))
     group = quant.get("group_size", quant.get("q_group_size", 128))
     name, packing = str(quant["quant_method"]), str(quant.get("packing_format", "gptq"))
@@ -127,7 +127,7 @@ def _packed(quant: Json) -> Quantization:
 
 
 def _algorithm(name: str) -> Quantization:
-    """ModelOpt's name of an algorithm; vLLM's QUANT_ALGOS in quantization/modelopt.py."""
+    """Read ModelOpt's name of an algorithm; vLLM's QUANT_ALGOS in quantization/modelopt.py."""
     algo = name.lower()
     dtype = Dtype.FP8_W8A8 if algo.startswith("fp8") else None
     block = (128, 128) if algo == "fp8_pb_wo" else None
@@ -142,7 +142,9 @@ def is_mixed(quant: Json) -> bool:
 
 
 def _mixed(quant: Json) -> Json | None:
-    """The layers of a ModelOpt checkpoint with several algorithms, by name; None for others."""
+    """Return the layers of a ModelOpt checkpoint with several algorithms, by name; None
+    for others.
+    """
     if not is_mixed(quant):
         return None
     layers = quant.get("quantized_layers")
@@ -169,7 +171,7 @@ def _of_layers(layers: Json, torch_dtype: str | None, *, experts: bool) -> Quant
 
 
 def _named_in_groups(quant: Json) -> Iterator[tuple[str, str]]:
-    """The layers that groups of a ModelOpt checkpoint name, with FP8 or another algorithm."""
+    """Yield the layers that groups of a ModelOpt checkpoint name, with FP8 or another algorithm."""
     groups = quant.get("config_groups")
     for group in groups.values() if isinstance(groups, Mapping) else ():
         weights = group.get("weights") if isinstance(group, Mapping) else None
@@ -180,13 +182,13 @@ def _named_in_groups(quant: Json) -> Iterator[tuple[str, str]]:
 
 
 def targets_of(group: object) -> list[str]:
-    """The modules that a group is for: classes, names, or patterns after "re:"."""
+    """Return the modules that a group is for: classes, names, or patterns after "re:"."""
     targets = group.get("targets") if isinstance(group, Mapping) else None
     return [str(one) for one in targets] if isinstance(targets, list) else []
 
 
 def _experts_alone(group: object) -> bool:
-    """Whether a group is of routed experts and of nothing else."""
+    """Say whether a group is of routed experts and of nothing else."""
     targets = targets_of(group)
     return bool(targets) and all(_aims([one], *_AT_EXPERTS) for one in targets)
 
@@ -199,11 +201,12 @@ def _aims(targets: list[str], *words: str) -> bool:
 
 
 def _expert_group(groups: Json, config: Json) -> object:
-    """The group of the experts: the first whose pattern matches those of the middle layer, as
-    experts of layers for drafts may have a group of their own; else the first that names experts,
-    else the one for all linear layers.
+    """Return the group of the experts.
 
-    vLLM's CompressedTensorsMoEMethod.get_moe_method; sglang's is like it.
+    It is the first group with a pattern that matches the middle layer's experts, as experts of
+    layers for drafts may have a group of their own; else the first that names experts, else the
+    group of all linear layers. vLLM's CompressedTensorsMoEMethod.get_moe_method; sglang's is like
+    it.
     """
     listed = [group for group in groups.values() if isinstance(group, Mapping)]
     middle = _middle_experts(config)
@@ -218,8 +221,9 @@ def _expert_group(groups: Json, config: Json) -> object:
 
 
 def _reaches(target: str, names: list[str]) -> bool:
-    """Whether a target is a pattern that matches one of the modules. Raises MalformedCheckpoint for
-    a pattern that speaks of experts and cannot be read.
+    """Say whether a target is a pattern that matches one of the modules.
+
+    Raises MalformedCheckpoint for a pattern that speaks of experts and cannot be read.
     """
     if not target.startswith("re:"):
         return False
@@ -238,12 +242,14 @@ def _middle_experts(config: Json) -> list[str]:
 
 
 def matches(pattern: re.Pattern[str], path: str) -> bool:
-    """Whether a pattern matches a module from the beginning of its name."""
+    """Say whether a pattern matches a module from the beginning of its name."""
     return any(pattern.match(root + path) for root in _ROOTS)
 
 
 def safe_pattern(text: str) -> re.Pattern[str]:
-    """A regular expression of a config.json. It comes from anybody, so it must not take long."""
+    """Compile a regular expression of a config.json. Anybody may write it, so it must not take
+    long.
+    """
     repeats = len(re.findall(r"[*+{]", text))
     if repeats > _MOST_REPEATS or len(text) > _LONGEST or re.search(r"\)[*+{?]", text):
         raise MalformedCheckpoint(f"the pattern {text!r:.60} is too complicated to be read here")
@@ -277,7 +283,7 @@ def _compressed_tensors(group: object) -> Quantization:
 
 
 def _weights_and_activations(name: str, dtype: Dtype, weights: Json) -> Quantization:
-    # What compressed-tensors takes for a missing strategy: groups if their size is given.
+    # compressed-tensors' default for a missing strategy: groups if their size is given.
     strategy = weights.get("strategy") or ("group" if weights.get("group_size") else "tensor")
     if strategy == "block":
         return Quantization(name, dtype, _block(weights.get("block_structure")))
@@ -289,7 +295,7 @@ def _weights_and_activations(name: str, dtype: Dtype, weights: Json) -> Quantiza
 
 
 def _quark(quant: Json) -> Quantization:
-    """AMD's Quark: fp8 of weights and activations, if no layer has a setting of its own."""
+    """Read AMD's Quark: fp8 of weights and activations, if no layer has a setting of its own."""
     whole = quant.get("global_quant_config")
     parts = [whole.get(name) if isinstance(whole, Mapping) else None for name in _QUARK_PARTS]
     kinds = {part.get("dtype") if isinstance(part, Mapping) else None for part in parts}
@@ -308,7 +314,7 @@ _QUARK_PARTS = ("weight", "input_tensors")
 
 
 def _with_settings_of_experts(quant: Json, config: Json) -> Json:
-    """Quark's fields with the settings that count for experts as those of all layers.
+    """Replace the settings of all layers in Quark's fields by the settings of experts.
 
     `_find_matched_config` of both engines: the first pattern that matches all experts' name counts.
     """

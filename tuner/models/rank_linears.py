@@ -1,4 +1,4 @@
-"""What one rank runs of a model's linear layers, and which numbers of ranks divide them."""
+"""List the linear layers that one rank runs, and find the numbers of ranks that divide them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NEAREST_UP_TO = 1024  # the largest tp that is proposed
 
 @dataclass(frozen=True)
 class Ranks:
-    """How many ranks share each group of layers.
+    """The number of ranks that share each group of layers.
 
     The expert-parallel size is not here, because it divides routed experts alone. But with
     --moe-a2a-backend, sglang gives each rank the whole shared experts: `shared_tp` is then 1.
@@ -31,7 +31,7 @@ class Ranks:
     fuse_qkv_a: bool = True  # False: an old engine; see FUSED_QKV_A
 
     def of(self, group: Group) -> int:
-        """How many ranks share a layer of that group."""
+        """Return how many ranks share a layer of that group."""
         if group is Group.ATTENTION:
             return self.tp // self.dp
         return (self.dense_tp if group is Group.DENSE else self.shared_tp) or self.tp
@@ -39,7 +39,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class RankLinear:
-    """What one rank runs of a linear layer: C (M, N) = A (M, K) x B (N, K) transposed."""
+    """One rank's share of a linear layer: C (M, N) = A (M, K) x B (N, K) transposed."""
 
     name: str
     N: int
@@ -53,7 +53,7 @@ class RankLinear:
 def linear_layers(
     model: Model, ranks: Ranks, *, scheme: Quantization | None = None
 ) -> list[RankLinear]:
-    """The linear layers of one rank, in the order of a forward pass.
+    """Return the linear layers of one rank, in the order of a forward pass.
 
     `scheme` replaces the checkpoint's quantisation, as --quantization of a server does. Layers of
     one shape are listed apart, because each has a name. Raises IndivisibleShape, which names the
@@ -81,7 +81,10 @@ def linear_layers(
 
 
 def known_linears(model: Model) -> LinearShape:
-    """The model's linear layers. Raises MalformedCheckpoint or BadProblem if they are not known."""
+    """Return the model's linear layers.
+
+    Raises MalformedCheckpoint or BadProblem if they are not known.
+    """
     if model.linears is None:
         model.refuse_unread("linears")
         raise BadProblem(
@@ -92,12 +95,12 @@ def known_linears(model: Model) -> LinearShape:
 
 
 def refuses(layer: Linear, ranks: Ranks) -> str:
-    """Why the engine cannot divide a layer; empty if it can.
+    """Say why the engine cannot divide a layer; "" if it can.
 
-    The checks of blocks are those of sglang's srt/layers/quantization/fp8.py (Fp8LinearMethod.
-    validate_block_quant_shapes) and blockwise_int8.py (BlockInt8LinearMethod.create_weights). Until
-    0.5.16 they compare with the whole tp, and so let data-parallel attention pass whose scales
-    cannot be divided; such a shape is refused here.
+    The checks of blocks are from sglang's srt/layers/quantization/fp8.py
+    (Fp8LinearMethod.validate_block_quant_shapes) and blockwise_int8.py
+    (BlockInt8LinearMethod.create_weights). Until 0.5.16 they compare with the whole tp, and so
+    accept data-parallel attention whose scales cannot be divided; such a shape is refused here.
     """
     n = ranks.of(layer.group)
     if layer.split is Split.NONE:
@@ -133,7 +136,7 @@ def _named(one: Columns) -> str:
 
 
 def _ways(one: Columns, n: int) -> int:
-    """By how much `n` ranks divide the columns; 0: they cannot (QKVParallelLinear)."""
+    """Return by how much `n` ranks divide the columns; 0: they cannot (QKVParallelLinear)."""
     if not one.heads:
         return n
     if n >= one.heads:
@@ -154,7 +157,7 @@ def _of_rank(layer: Linear, ranks: Ranks) -> RankLinear:
 
 
 def _run_apart(shape: LinearShape, ranks: Ranks) -> Iterator[Linear]:
-    """The layers that are GEMMs of their own with these ranks and this engine."""
+    """Yield the layers that are separate GEMMs with these ranks and this engine."""
     for layer in shape.layers:
         if layer.group is Group.SHARED and ranks.fuse_shared:
             continue
@@ -166,7 +169,7 @@ def _run_apart(shape: LinearShape, ranks: Ranks) -> Iterator[Linear]:
 
 
 def _advice(layers: list[Linear], ranks: Ranks) -> str:
-    """The nearest tp that works with the other settings."""
+    """Name the nearest tp that works with the other settings."""
     sizes = range(ranks.dp, _NEAREST_UP_TO + 1, ranks.dp)
     works = [tp for tp in sizes if not any(refuses(one, replace(ranks, tp=tp)) for one in layers)]
     if not works:

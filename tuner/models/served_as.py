@@ -1,4 +1,4 @@
-"""Which models of the table have a problem, in the usual ways of serving them."""
+"""Find the models of the table that have a problem, in the usual ways of serving them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of
 
 _TP = (1, 2, 4, 8, 16, 32)
-_DTYPES = (None, Dtype.INT8_W8A8)  # the model's own, and the one that fleets of older cards use
+_DTYPES = (None, Dtype.INT8_W8A8)  # the model's own dtype, and the dtype of fleets of older cards
 
 
 @dataclass(frozen=True)
 class Served:
-    """A model of the table, and at which tensor-parallel sizes it has a problem."""
+    """A model of the table, and the tensor-parallel sizes at which it has a problem."""
 
     model: str
     dtype: Dtype | None  # None: the model's own
@@ -31,23 +31,23 @@ class Served:
 
 
 def models_of(problem: Problem) -> Sequence[str]:
-    """The models with this problem, each with its tensor-parallel sizes: `deepseek-r1 TP 8, 16`.
+    """Return the models with this problem and their tensor-parallel sizes: `deepseek-r1 TP 8, 16`.
 
-    An empty list says that no model of the table has it in a usual way of serving. The first call
-    for a family takes up to a second.
+    The list is empty if no model of the table has the problem in a usual way of serving. The first
+    call for a family takes up to a second.
     """
     return tuple(sorted(_words(one) for one in served_as(problem)))
 
 
 def with_sizes(model: str, problem: Problem) -> str:
-    """A model with the tensor-parallel sizes at which it has a problem: `deepseek-r1 TP 8`."""
+    """Add the tensor-parallel sizes at which a model has a problem: `deepseek-r1 TP 8`."""
     name = next((one.name for one in presets() if model in (one.name, *one.aliases)), "")
     sizes = sorted({tp for one in served_as(problem) if one.model == name for tp in one.tp})
     return f"{model} TP {', '.join(map(str, sizes))}" if sizes else model
 
 
 def served_as(problem: Problem) -> Sequence[Served]:
-    """The usual ways of serving a model of the table that have this problem."""
+    """Return the usual ways of serving a model of the table that have this problem."""
     return _models(family_of(problem).name).get(problem, ())
 
 
@@ -69,7 +69,7 @@ def _models(family: str) -> Mapping[Problem, Sequence[Served]]:
 
 
 def _choices(family: Family) -> Sequence[Mapping[str, Any]]:
-    """Ways of serving that a server's flags decide."""
+    """Return the ways of serving that a server's flags decide."""
     flags = [option.name for option in family.shaping if option.kind is bool]
     every = itertools.product((True, False), repeat=len(flags))
     return [dict(zip(flags, values, strict=True)) for values in every]

@@ -1,4 +1,4 @@
-"""How a model is served, and the problems that one of its ranks runs."""
+"""Define how a model is served, and the problems that one of its ranks runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of well-known models. models.toml says what each field of its rows means."""
+"""Read the table of well-known models. models.toml documents the fields of its rows."""
 
 from __future__ import annotations
 
@@ -28,21 +28,20 @@ from tuner.shell import command_line
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _PATHS = ("/", "./", "../", "~")
 _CONFIG_IN_API = "; post its config.json; GET /v1/models lists the presets"
-_CONFIG_ON_PAGES = ": the page Models lists the known ones, and the API takes a config.json"
+_CONFIG_ON_PAGES = ": the page Models lists the known models, and the API takes a config.json"
 
 
 @cache
 def presets() -> tuple[Model, ...]:
-    """Every model of the table, in its order."""
+    """Return every model of the table, in its order."""
     return tuple(read_rows(shipped_toml("tuner.models", "models.toml")["model"]))
 
 
 def find_model(target: str | bytes, name: str = "config.json") -> Model:
-    """The preset of that name, or the model of a config.json: its bytes, its path or its folder's.
+    """Return the preset of that name, or read a config.json from its bytes, its path or its folder.
 
-    Where a preset and a folder of one name exist, the preset is taken; ./NAME is the folder.
-    `name` is that of a model of which the bytes are given. Raises UnknownModel and
-    MalformedCheckpoint.
+    If a preset and a folder of one name exist, the preset is taken; ./NAME is the folder. `name` is
+    the name of a model whose bytes are given. Raises UnknownModel and MalformedCheckpoint.
     """
     if isinstance(target, bytes):
         return parse_model(target, name)
@@ -57,7 +56,7 @@ def find_model(target: str | bytes, name: str = "config.json") -> Model:
 
 
 def model_or_none(target: str | bytes) -> Model | None:
-    """Like `find_model`; None for a text or a file that stands for no model."""
+    """Find a model as `find_model` does; None for a text or a file that stands for no model."""
     try:
         return find_model(target)
     except (UnknownModel, MalformedCheckpoint):
@@ -65,10 +64,10 @@ def model_or_none(target: str | bytes) -> Model | None:
 
 
 def find_preset(text: str) -> Model:
-    """The preset of that name or alias. Raises UnknownModel, which names a near one.
+    """Return the preset of that name or alias. Raises UnknownModel, which names a near preset.
 
     Case, spaces, underscores, hyphens and an organisation before a slash do not matter. A path is
-    no name: where nothing is there, a preset of its last part could be another model.
+    no name: if nothing is at the path, a preset of its last part could be another model.
     """
     if text.startswith(_PATHS):
         raise UnknownModel(
@@ -91,7 +90,7 @@ def find_preset(text: str) -> Model:
 
 
 def sibling(model: Model, dtype: Dtype) -> Model | None:
-    """The preset of the same sizes whose checkpoint is quantised as this dtype; None: no such."""
+    """Return the preset of the same sizes whose checkpoint has this dtype; None if none exists."""
     return next(
         (
             one
@@ -108,9 +107,9 @@ def sibling(model: Model, dtype: Dtype) -> Model | None:
 
 
 def named_in(text: str) -> list[Model]:
-    """The presets of a checkpoint's name or path, which may have more words behind theirs.
+    """Return the presets that a checkpoint's name or path begins with.
 
-    Of glm-4.5 and glm-4.5-fp8 the longer one alone.
+    Of glm-4.5 and glm-4.5-fp8, return the longer alone.
     """
     last = _key(text.rstrip("/").rpartition("/")[2])
     found = {key: model for key, model in _by_key().items() if last and last.startswith(key)}
@@ -119,8 +118,9 @@ def named_in(text: str) -> list[Model]:
 
 
 def _near(text: str) -> str:
-    """The nearest preset where only letters differ, or hardly anything: another number is another
-    model.
+    """Name the nearest preset if only letters differ, or hardly anything.
+
+    Another number is another model.
     """
     names = [name for model in presets() for name in (model.name, *model.aliases)]
     (near, *_) = get_close_matches(text.casefold(), names, n=1, cutoff=0.75) or [""]
@@ -128,7 +128,7 @@ def _near(text: str) -> str:
     close = re.findall(r"[0-9]+", near) == numbers or get_close_matches(text, [near], cutoff=0.95)
     if near and close:
         return f"; did you mean {near!r}?"
-    # A preset with more words behind it, such as a dtype in which nobody has the model.
+    # A preset's name and more words, such as a dtype in which no such model exists.
     begins = [name for name in names if text.casefold().startswith(f"{name}-")]
     return f"; did you mean {max(begins, key=len)!r}?" if begins else ""
 
@@ -144,7 +144,7 @@ def _key(text: str) -> str:
 
 Row = Mapping[str, Any]
 
-OWN = ("name", "aliases", "source")  # a row like another one does not get these from it
+OWN = ("name", "aliases", "source")  # fields that `like` does not copy
 _COPIED = "its repository's config.json, from a public copy"
 _NEVER = {"detail", "doubt", "image_intermediate", "unread"}  # a checkpoint alone says these
 _KNOWN = {
@@ -162,8 +162,10 @@ _KNOWN = {
 
 
 def read_rows(rows: Sequence[Row]) -> Iterator[Model]:
-    """Yield the model of each row. Raises ValueError for a field that is not known, and for a row
-    that is like none before it.
+    """Yield the model of each row.
+
+    Raises ValueError for a field that is not known, and for a row whose `like` names no earlier
+    row.
     """
     whole: dict[str, Row] = {}
     for row in rows:
@@ -177,7 +179,7 @@ def read_rows(rows: Sequence[Row]) -> Iterator[Model]:
 
 
 def refuse_unknown(row: Row) -> None:
-    """Raise ValueError for a field that no row has; in parts that become arguments, Python does."""
+    """Raise ValueError for an unknown field; in parts that become arguments, Python raises."""
     parts = {"": row, "attention": row.get("attention", {}), "linears": row.get("linears", {})}
     for part, some in parts.items():
         if unknown := some.keys() - _KNOWN[part]:
@@ -216,7 +218,7 @@ def _delta(name: str, architecture: str, *, layers: int, **heads: int) -> DeltaS
 
 
 def _linears(model: Model, attention: AttentionShape, row: Row, source: str) -> LinearShape:
-    """The linear layers of a row; its own source, where it has one, replaces the row's."""
+    """Return the linear layers of a row; their own source, if present, replaces the row's."""
     total = row.get("layers", sum(kind.count for kind in attention.layers))
     dense = row.get("dense_layers", 0 if model.E else total)
     skipped = row.get("unquantised", [])
@@ -245,7 +247,7 @@ def _linears(model: Model, attention: AttentionShape, row: Row, source: str) -> 
 
 
 def _attention(row: Row, source: str) -> AttentionShape:
-    """The shape of a row's attention; its own source, where it has one, replaces the row's."""
+    """Return the shape of a row's attention; its own source, if present, replaces the row's."""
     heads = {name: row.get(name, 0) for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim")}
     if "kv_lora_rank" in row:
         heads["kv_heads"] = heads["q_heads"]

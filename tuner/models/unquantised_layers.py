@@ -1,4 +1,4 @@
-"""Which modules a checkpoint's quantization_config leaves unquantised."""
+"""Find the modules that a checkpoint's quantization_config leaves unquantised."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _PREFIXES = re.compile(r"^(?:(?:model|language_model)\.)+")
 
 
 def skipped_modules(config: Json) -> Callable[[str, int], bool]:
-    """A function of (layer's name, number of its layer): whether its weights are not quantised.
+    """Return a function that says whether the weights of (layer's name, its number) are
+    unquantised.
 
     The name is the engine's, e.g. "self_attn.qkv_proj". Raises MalformedCheckpoint, also later: for
     a merged layer of which some parts are listed and some are not, as the engine does.
@@ -65,8 +66,10 @@ def skipped_modules(config: Json) -> Callable[[str, int], bool]:
 
 
 def outside_groups(config: Json) -> Callable[[str, int], bool]:
-    """Like `skipped_modules`: whether no group of compressed-tensors is for a layer, where groups
-    name their layers as the engine does. Raises MalformedCheckpoint.
+    """Return a function like `skipped_modules`: whether no group of compressed-tensors is for a
+    layer.
+
+    It applies if groups name their layers as the engine does. Raises MalformedCheckpoint.
     """
     quant = quantization_fields(config)
     groups = quant.get("config_groups")
@@ -84,28 +87,30 @@ def outside_groups(config: Json) -> Callable[[str, int], bool]:
     return lambda name, at: not has(name, at)
 
 
-# Layers of most models; of hybrid ones each kind is among the first few.
+# Layers of most models; in hybrid models each kind is among the first few.
 _USUAL = ("self_attn.qkv_proj", "self_attn.o_proj", "linear_attn.out_proj", "mlp.down_proj")
 _PERIOD = 8
 
 
 def unquantised_experts(config: Json, architecture: str, layers: Sequence[int]) -> list[int]:
-    """Those of the layers whose routed experts are not quantised. Raises MalformedCheckpoint."""
+    """Return the layers whose routed experts are not quantised. Raises MalformedCheckpoint."""
     skips = skipped_modules(config)
     names = _EXPERTS_OF.get(architecture, EXPERTS)
     return [at for at in layers if any(skips(name, at) for name in names)]
 
 
 def dynamic_rules(quant: Json) -> list[tuple[str, object]]:
-    """GPTQModel's rules for modules, by pattern: "-:" leaves a module as it is, any other gives it
-    settings of its own. vLLM's quantization/utils/gptq_utils.py, get_dynamic_override.
+    """Return GPTQModel's rules for modules, by pattern.
+
+    "-:" leaves a module as it is, any other pattern gives it its own settings. vLLM's
+    quantization/utils/gptq_utils.py, get_dynamic_override.
     """
     rules = quant.get("dynamic")
     return [*rules.items()] if isinstance(rules, Mapping) else []
 
 
 def otherwise_quantised(config: Json, architecture: str, layers: Sequence[int]) -> list[int]:
-    """Those of the layers whose experts have other bits by a dynamic rule."""
+    """Return the layers whose experts have other bits by a dynamic rule."""
     quant = quantization_fields(config)
     bits = quant.get("bits")
     patterns = [
@@ -124,7 +129,7 @@ def otherwise_quantised(config: Json, architecture: str, layers: Sequence[int]) 
 
 
 class _Paths:
-    """Entries that name a module or one above it: `_module_path_match` in sglang's utils.py."""
+    """Entries that name a module or its parent: `_module_path_match` in sglang's utils.py."""
 
     def __init__(self, entries: Iterable[str]) -> None:
         self._paths = {_PREFIXES.sub("", entry.rstrip(".")) for entry in entries}

@@ -1,1 +1,1 @@
-"""Pictures and tables of winners: the engine's time, the tuned one and the least possible one."""
+"""Draw pictures and tables of winners: the engine's, the tuned and the least possible time."""

@@ -1,4 +1,4 @@
-"""From winners to rows: what the engine would take, what tuning gave, and what no kernel beats."""
+"""Turn winners into rows: the engine's time, the tuned time, and the roofline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tuner.tuning.gains import OWN, closing_line, reference
 
 
 class Origin(str, Enum):
-    """Where an entry comes from. The weakest comes last."""
+    """The source of an entry. The weakest comes last."""
 
     MEASURED = "measured"  # on a GPU
     SHIPPED = "shipped"  # in the engine's own file
@@ -27,7 +27,7 @@ class Origin(str, Enum):
 
 @dataclass(frozen=True)
 class PictureRow:
-    """One place of a problem's picture. Times are microseconds; None: nobody knows it."""
+    """A place of a problem's picture. Times are microseconds; None: nobody knows it."""
 
     place: ChartPosition
     size: str  # for people: "M=8"
@@ -37,16 +37,16 @@ class PictureRow:
     roofline_us: float
     origin: Origin
     over: str = ""  # the name of the incumbent whose time `engine_us` is
-    without_us: bool = False  # whether a server runs that one without this program
+    without_us: bool = False  # whether a server runs that incumbent without this program
 
     @property
     def timed(self) -> bool:
-        """Whether any time is known here; there is none at sizes that were not tuned."""
+        """Say whether any time is known here; there is none at sizes that were not tuned."""
         return self.engine_us is not None or self.tuned_us is not None
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast as what `over` names."""
+        """Return how many times as fast as the incumbent `over` it is."""
         if self.engine_us is None or not self.tuned_us:
             return None
         return self.engine_us / self.tuned_us
@@ -67,7 +67,7 @@ class PictureRow:
 
 
 def rows_of(problem: Problem, winners: Iterable[Winner], device: Device) -> list[PictureRow]:
-    """The rows of one problem's winners, by chart and then by x."""
+    """Return the rows of one problem's winners, by chart and then by x."""
     family = family_of(problem)
     order = {part: at for at, part in enumerate(problem.parts)}
     placed: dict[ChartPosition, list[Entry]] = {}
@@ -105,7 +105,9 @@ def rows_of(problem: Problem, winners: Iterable[Winner], device: Device) -> list
 
 
 def origin_of(entry: Entry) -> Origin:
-    """Where an entry comes from; a prediction that keeps the engine's choice is the engine's."""
+    """Return the source of an entry; if a prediction keeps the engine's choice, it is
+    the engine's.
+    """
     if is_shipped(entry):
         return Origin.SHIPPED
     if entry.status is Status.OK:
@@ -125,7 +127,7 @@ def _sum(times: Sequence[float | None]) -> float | None:
 
 
 def over_title(rows: Sequence[PictureRow]) -> str:
-    """What the gains of some rows are over, in few words."""
+    """Name the incumbent of some rows' gains, in few words."""
     names = {row.over for row in rows}
     (name,) = names if len(names) == 1 else ("",)
     if not name:
@@ -134,18 +136,18 @@ def over_title(rows: Sequence[PictureRow]) -> str:
 
 
 def summary_line(winners: Iterable[Winner]) -> str:
-    """The gains of one problem's winners in one sentence, as `tuner tune` says it."""
+    """Say the gains of one problem's winners in one sentence, as `tuner tune` does."""
     entries = [winner.entry for winner in winners]
     if line := closing_line(entries):
         return line
     if entries and all(entry.status is Status.INCUMBENT for entry in entries):
         shipped = "shipped entries" if any(map(is_shipped, entries)) else "own configurations"
         return f"The engine's {shipped} were kept"
-    return "No time is known for both what the engine runs and the tuned one"
+    return "No size has both the engine's time and a tuned time"
 
 
 def by_problem(winners: Iterable[Winner]) -> Mapping[Problem, list[Winner]]:
-    """The winners of each problem, in the order of their texts."""
+    """Group the winners by problem, in the order of the problems' texts."""
     found: dict[Problem, list[Winner]] = {}
     for winner in winners:
         found.setdefault(winner.problem, []).append(winner)

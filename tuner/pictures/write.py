@@ -1,4 +1,4 @@
-"""Charts of winners, the pages and files that show them, and the table that a terminal shows."""
+"""Write charts of winners, the pages and files that show them, and a terminal's table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PREDICTED = "Predicted times are a model's: nothing ran on a GPU."
 
 
 def page_of(winners: Sequence[Winner], device: Device) -> str:
-    """The HTML page of all winners, with their charts and tables."""
+    """Return the HTML page of all winners, with their charts and tables."""
     problems = by_problem(winners)
     rows = {problem: rows_of(problem, some, device) for problem, some in problems.items()}
     predicted = any(row.origin is Origin.PREDICTED for some in rows.values() for row in some)
@@ -59,7 +59,7 @@ def _html_table(rows: Sequence[PictureRow]) -> str:
 
 
 def as_text(problem: Problem, rows: Sequence[PictureRow], winners: Sequence[Winner]) -> str:
-    """A heading, a table that fits 80 columns, and the gains in one sentence.
+    """Return a heading, a table that fits 80 columns, and the gains in one sentence.
 
     The table has the sizes with a time; a line names the others.
     """
@@ -99,13 +99,15 @@ def _least(us: float) -> str:
 
 
 def title_of(problem: Problem) -> str:
-    """The problem's kind, and its shape with a space after each comma, so that lines can break."""
+    """Return the problem's kind and shape, with a space after each comma, so that lines
+    can break.
+    """
     kind, _, shape = problem.spec().partition(":")
     return f"{kind} {shape.replace(',', ', ')}"
 
 
 def _software(winners: Sequence[Winner]) -> str:
-    """The engines and Tritons of some winners, and the day of the newest."""
+    """Name the engines and Tritons of some winners, and the day of the newest."""
     of = {
         f"{w.environment.engine} {w.environment.engine_version}, Triton {w.environment.triton}"
         for w in winners
@@ -125,7 +127,9 @@ _WORDS = {Glyph.DISC: "measured", Glyph.RING: "predicted", Glyph.SQUARE: "the en
 
 
 def problem_charts(rows: Sequence[PictureRow]) -> list[Drawing]:
-    """A chart of each kernel and length. Those with one size are rows of a last one."""
+    """Draw a chart of each kernel and length. A chart with one size becomes a row of a
+    last chart.
+    """
     charts: dict[str, list[PictureRow]] = {}
     for row in rows:
         charts.setdefault(row.place.chart, []).append(row)

@@ -1,1 +1,1 @@
-"""Problems and the results of tuning them. Sizes are counts of elements, not bytes."""
+"""Define problems and the results of tuning them. Sizes are counts of elements, not bytes."""

@@ -1,4 +1,4 @@
-"""Number formats of weights and activations."""
+"""Read the number formats of weights and activations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Dtype(str, Enum):
         return 8 if self.value.endswith("w8a8") else 16
 
 
-# What the engines' own options and checkpoints call them. sglang: --quantization; vLLM: --dtype.
+# Names in the engines' options and checkpoints. sglang: --quantization; vLLM: --dtype.
 _ALIASES = {
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -46,7 +46,7 @@ _ALIASES = {
 
 
 def parse_dtype(text: str) -> Dtype:
-    """Read a dtype, or an engine's word for one, like "bf16" or sglang's "w8a8_int8".
+    """Read a dtype, or an engine's word for a dtype, like "bf16" or sglang's "w8a8_int8".
 
     Raises BadProblem, which names the nearest.
     """

@@ -1,4 +1,4 @@
-"""Options that families add to requests, and batch sizes, by which several families select points.
+"""Declare the options that families add to requests, and select points by batch sizes.
 
 An option is declared once. The flag of the command line and its reader come from the declaration
 (`Option.kind`, `Option.parse`), and so does the field of a posted body (`body_field` of `api`).
@@ -25,7 +25,7 @@ class WholeNumber:
     kind: ClassVar[type] = int
 
     def read(self, value: int) -> int:
-        """Raises BadInput, without the name of what is read."""
+        """Return the value. Raises BadInput, without the name of the option."""
         most = self.le if self.lt is None else self.lt - 1
         if value < self.ge or (most is not None and value > most):
             allowed = f"at least {self.ge}" if most is None else f"from {self.ge} to {most}"
@@ -74,7 +74,7 @@ class Names:
         return [member.value for member in self.members(text.split(","))]
 
     def members(self, names: list[str]) -> tuple[Any, ...]:
-        """The members of these names, in the enumeration's order. Raises BadInput."""
+        """Return the members of these names, in the enumeration's order. Raises BadInput."""
         known = [member.value for member in self.of]
         for name in names:
             if name not in known:
@@ -128,8 +128,9 @@ class Record:
 
 @dataclass(frozen=True)
 class WordOrRecords:
-    """One of several words or a list of records in a body. A text on the command line, which
-    `parse` reads.
+    """One of several words or a list of records in a body.
+
+    On the command line it is a text, which `parse` reads.
     """
 
     words: tuple[str, ...]
@@ -147,7 +148,7 @@ Type = WholeNumber | Switch | Word | Names | BatchSizes | Block | WordOrRecords
 
 @dataclass(frozen=True)
 class Option:
-    """One option that a family adds to requests."""
+    """An option that a family adds to requests."""
 
     name: str  # the field in JSON, e.g. "batch_sizes"
     flag: str  # of the command line, e.g. "--batch-sizes"; "--yes/--no" for a flag with two names
@@ -159,7 +160,7 @@ class Option:
 
     @property
     def kind(self) -> type[Any]:
-        """The type of the command line's value: str, int or bool."""
+        """Return the type of the command line's value: str, int or bool."""
         return self.takes.kind
 
     def parse(self, value: Any) -> Any:  # noqa: ANN401  # as Typer gives it; JSON
@@ -220,7 +221,7 @@ def parse_batch_sizes(text: str) -> list[int]:
 
 
 def checked_sizes(sizes: Iterable[int]) -> tuple[int, ...]:
-    """The sizes in order, each once. Raises BadInput for impossible ones and for none."""
+    """Return the sizes in order, each once. Raises BadInput for impossible sizes and for none."""
     known = tuple(sizes)
     if not known or not all(0 < size <= MAX_BATCH_SIZE for size in known):
         raise BadInput(f"batch sizes are whole numbers from 1, like 1,2,4: not {list(known)}")
@@ -231,7 +232,7 @@ def checked_sizes(sizes: Iterable[int]) -> tuple[int, ...]:
 class SizeSelection:
     """Batch sizes of problems with a single part. Raises BadInput for impossible values.
 
-    A family derives a class that says its part and its default sizes.
+    A family derives a class that names its part and its default sizes.
     """
 
     batch_sizes: tuple[int, ...] | None = None  # None: the default sizes, or the recording's

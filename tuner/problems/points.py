@@ -1,7 +1,7 @@
-"""Problems, their texts, the points to choose configurations for, and launch configurations.
+"""Define problems, their texts, the points to choose configurations for, and configurations.
 
-Also facts about Triton that need no import (default options, folders), the short names of the
-backends that may run a problem instead, and what is known of a server that runs it.
+Also define facts about Triton that need no import (default options, folders), the short names of
+the backends that may run a problem instead, and the known settings of a server that runs it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Problem(Protocol):
 
     @property
     def family(self) -> str:
-        """The name at the start of its text, e.g. "fused_moe" or "decode_attention"."""
+        """Return the name at the start of its text, e.g. "fused_moe" or "decode_attention"."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The kernel launches that are configured separately, in the order of launch."""
+        """Return the kernel launches that are configured separately, in the order of launch."""
 
     def spec(self) -> str:
-        """The canonical text of this problem; `registry.parse_problem` reads it back."""
+        """Return the canonical text of this problem; `registry.parse_problem` reads it back."""
 
 
 class Part(str, Enum):
@@ -38,11 +38,11 @@ class Part(str, Enum):
     __hash__ = str.__hash__  # Enum's is slow, and pages of coverage hash thousands of points
 
     def size_of(self, point: Point) -> str:
-        """The point without its part, for people."""
+        """Return the point without its part, for people."""
         return f"M={point.batch_size}"
 
     def point_json(self, point: Point) -> dict[str, str | int]:
-        """The point as reports and the API show it."""
+        """Return the point as reports and the API show it."""
         return {"part": self.value, "batch_size": point.batch_size}
 
 
@@ -60,11 +60,11 @@ class Point:
 
     @property
     def size(self) -> str:
-        """The point without its part, for people: "M=8", or "4x512+8192"."""
+        """Return the point without its part, for people: "M=8", or "4x512+8192"."""
         return self.part.size_of(self)
 
     def as_json(self) -> dict[str, str | int]:
-        """The point as reports and the API show it."""
+        """Return the point as reports and the API show it."""
         return self.part.point_json(self)
 
     def __str__(self) -> str:
@@ -73,18 +73,18 @@ class Point:
 
 @dataclass(frozen=True)
 class ChartPosition:
-    """A place in a problem's picture; `Family.place` gives that of a point.
+    """A place in a problem's picture; `Family.place` returns the place of a point.
 
     Points of one chart at one `x` are launched one after the other, and their times are added up.
     """
 
     chart: str  # the chart's title, e.g. "up gemm"
     x: float  # above zero
-    x_label: str  # what the axis counts, e.g. "batch size (tokens)"
+    x_label: str  # the unit of the axis, e.g. "batch size (tokens)"
 
 
 class Config(Mapping[str, int]):
-    """One launch configuration: the engine's keys with whole numbers; immutable and hashable.
+    """A launch configuration: the engine's keys with whole numbers; immutable and hashable.
 
     The order of keys does not matter. USE_TMA is 0 or 1 here, and a boolean in engine files.
     """
@@ -128,31 +128,33 @@ TRITON = "triton"  # the backend whose kernels are tuned
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration proposed for a point, or another backend's kernel, which has none."""
+    """A configuration proposed for a point, or another backend's kernel, which has no
+    configuration.
+    """
 
     point: Point
     config: Config
     backend: str = TRITON  # "deep_gemm"; dispatch.toml has the names
 
 
-# The options that `triton.compile` uses for CUDA where a configuration has none.
+# The options that `triton.compile` uses for CUDA if a configuration has none.
 TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}
 _HIP_DEFAULTS = {"num_warps": 4, "num_stages": 2}
-PTXAS_SETTINGS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")  # say where ptxas is
+PTXAS_SETTINGS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")  # variables with ptxas's path
 
 
 def triton_defaults(platform: str) -> dict[str, int]:
-    """The options that `triton.compile` uses for "cuda" or "hip" where a configuration has none."""
+    """Return the options that `triton.compile` uses for "cuda" or "hip" by default."""
     return dict(_HIP_DEFAULTS if platform == "hip" else TRITON_DEFAULTS)
 
 
 def version_folder(version: str) -> str:
-    """The name of a version's folder: "3.6.0" -> "triton_3_6_0"."""
+    """Return the name of a version's folder: "3.6.0" -> "triton_3_6_0"."""
     return f"triton_{version.replace('.', '_')}"
 
 
 def folder_version(name: str) -> str:
-    """The version in a folder's name; the inverse of `version_folder`."""
+    """Return the version in a folder's name; the inverse of `version_folder`."""
     return name.removeprefix("triton_").replace("_", ".")
 
 
@@ -191,12 +193,12 @@ TITLES = {
 
 
 def title_of(backend: str) -> str:
-    """A backend's name for people; one without a title has its short name."""
+    """Return a backend's name for people; a backend without a title has its short name."""
     return TITLES.get(backend, backend)
 
 
 def read_fields(text: str, known: Sequence[str], required: int) -> dict[str, str]:
-    """The fields after the colon, by name; a flag has the value "".
+    """Return the fields after the colon, by name; a flag has the value "".
 
     The first `required` fields of `known` must be there. Raises BadProblem for a field that is
     unknown or missing.
@@ -248,9 +250,9 @@ def _digits(text: str) -> bool:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What decides, besides problem, card and release, which kernel a server runs.
+    """The settings that decide, besides problem, card and release, which kernel a server runs.
 
-    An empty text is not known, and no flags are the default ones.
+    An empty text is not known; without flags, a server has its defaults.
     """
 
     architecture: str = ""  # the class of its model
@@ -258,7 +260,7 @@ class ServerSettings:
     server_args: str = ""  # flags and variables, as people type them
 
     def as_json(self) -> dict[str, str]:
-        """The texts by name, without empty ones."""
+        """Return the texts by name, without empty texts."""
         return {name: text for name, text in asdict(self).items() if text}
 
     def __bool__(self) -> bool:
@@ -269,6 +271,8 @@ UNKNOWN_SERVER = ServerSettings()
 
 
 def read_server(values: Mapping[str, Any]) -> ServerSettings:
-    """Read what `as_json` gives, among other values. Earlier programs did not write all of it."""
+    """Read the fields of `as_json` among other values. Earlier programs did not write
+    all of them.
+    """
     names = asdict(UNKNOWN_SERVER)
     return ServerSettings(**{name: str(values.get(name, "")) for name in names})

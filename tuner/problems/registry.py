@@ -1,7 +1,7 @@
-"""The only list of kernel families. A family is a package whose module `family` describes it.
+"""Keep the only list of kernel families. A family is a package with a module `family`.
 
 The list names packages, which are imported on first use, so that light processes stay light. Other
-modules of a family are loaded through `Family.module` where they are needed.
+modules of a family are loaded through `Family.module`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Selection(Protocol):
 
     @property
     def given(self) -> bool:
-        """Whether the request names sizes; if not, the recording's or the family's are used."""
+        """Say whether the request names sizes; if not, the recording's or the family's are used."""
         ...
 
     def points(self, problem: Problem) -> frozenset[Point]:
-        """The points to tune, at the family's default sizes where the request names none."""
+        """Return the points to tune, at the family's default sizes if the request names none."""
         ...
 
     def as_json(self) -> dict[str, Any]:
-        """The fields of a stored request; `Family.read_selection` reads them back."""
+        """Return the fields of a stored request; `Family.read_selection` reads them back."""
         ...
 
 
@@ -59,7 +59,7 @@ class Family:
     selecting: tuple[Option, ...]  # which points are tuned; read by `read_selection`
     searching: tuple[Option, ...]  # which configurations are tried
     read_selection: Callable[[Problem, Mapping[str, Any]], Selection]
-    place: Callable[[Any, Point], ChartPosition]  # where a point of a problem is drawn
+    place: Callable[[Any, Point], ChartPosition]  # the chart position of a problem's point
     # least_us(problem, point, device): microseconds that no launch can be faster than. No torch.
     least_us: Callable[[Any, Point, Any], float]
     held_bytes: Callable[[Any, Point], int]  # of the card's memory that no launch needs less than
@@ -69,7 +69,7 @@ class Family:
     # Whether entries of one environment may be combined even when different runs made them. If
     # not, only the entries that one run published belong together.
     joins_runs: bool = False
-    # Seconds for which a search on a GPU waits for the compiler, where it is long: most kernels are
+    # Seconds for which a search on a GPU waits for the compiler, if they are many: most kernels are
     # compiled while others are measured.
     wait_s: Callable[[Any], float] = lambda problem: 0.0
     # Whether winners stored for the second problem also serve a model that has the first problem.
@@ -85,7 +85,9 @@ class Family:
         return import_module(place) if place else None
 
     def _place(self, name: str) -> str:
-        """Return the module's full name, "" if there is none. Its own package goes first."""
+        """Return the module's full name, "" if there is none. The family's own package
+        goes first.
+        """
         places = (f"{package}.{name}" for package in (self.package, self.shared) if package)
         return next((place for place in places if find_spec(place)), "")
 
@@ -113,28 +115,30 @@ def names_below(package: str) -> tuple[str, ...]:
 
 
 def problem_texts() -> str:
-    """How problems are written, for people: an example of each family."""
+    """Say how problems are written: an example of each family."""
     return " or ".join(family.example for family in families())
 
 
 def forget_what_was_read() -> None:
-    """Read the list anew when it is next asked for."""
+    """Read the list anew when it is next used."""
     for cached in (_known, parts, _parts_by_name, parse_problem):
         cached.cache_clear()
 
 
 def families() -> Sequence[Family]:
-    """Every family; the first one is tuned unless a request names another."""
+    """Return every family; the first is tuned unless a request names another."""
     return _known()
 
 
 def family_of(problem: Problem) -> Family:
-    """The family of a problem."""
+    """Return the family of a problem."""
     return family_named(problem.family)
 
 
 def family_named(name: str) -> Family:
-    """The family whose problems have that name. Raises BadProblem, which names the nearest."""
+    """Return the family whose problems have that name. Raises BadProblem, which names
+    the nearest.
+    """
     for family in families():
         if name in family.problems:
             return family
@@ -142,19 +146,19 @@ def family_named(name: str) -> Family:
 
 
 def problem_names() -> list[str]:
-    """The names that a problem's text may start with."""
+    """Return the names that a problem's text may start with."""
     return [name for family in families() for name in family.problems]
 
 
 def is_problem(text: str) -> bool:
-    """Whether a text begins as a problem's does; it may still be wrong."""
+    """Say whether a text begins as a problem's does; it may still be wrong."""
     return text.partition(":")[0] in problem_names()
 
 
 def find_family(text: str) -> Family | None:
-    """The family of a problem's text; None where `text` is not a problem.
+    """Return the family of a problem's text; None if `text` is not a problem.
 
-    Raises BadProblem where it looks like a problem of an unknown kind.
+    Raises BadProblem if it looks like a problem of an unknown kind.
     """
     name = text.partition(":")[0]
     if is_problem(text) or re.fullmatch(r"\w+:\w+=\S*", text):
@@ -173,12 +177,12 @@ def parse_problem(text: str) -> Problem:
 
 @cache
 def parts() -> tuple[Part, ...]:
-    """All parts of all families, in the order of launch within a family."""
+    """Return all parts of all families, in the order of launch within a family."""
     return tuple(part for family in families() for part in family.parts)
 
 
 def read_part(text: str) -> Part:
-    """The part of that name. Raises BadInput, which names the nearest."""
+    """Return the part of that name. Raises BadInput, which names the nearest."""
     found = _parts_by_name().get(text)
     if found is None:
         raise BadInput(f"unknown part {text!r}{did_you_mean(text, list(_parts_by_name()))}")

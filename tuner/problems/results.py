@@ -1,4 +1,4 @@
-"""Results of tuning: compiled figures, measurements, trials, chosen entries, runs and winners."""
+"""Define results of tuning: compiled figures, measurements, trials, entries, runs and winners."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ class Status(str, Enum):
     NOT_RECORDED = "not_recorded"  # absent from the replayed recording
 
 
-# What befell a process says nothing of a configuration: the next try may end otherwise. So a
-# candidate with such a status was tried in two processes, and no store keeps it.
+# A process's mishap says nothing of a configuration: the next try may end otherwise. So a candidate
+# with such a status was tried in two processes, and no store keeps it.
 MISHAPS = frozenset({Status.COMPILE_TIMEOUT, Status.CRASHED, Status.TIMED_OUT})
 
 
 def twice(status: Status, detail: str) -> str:
-    """Return what is told of two mishaps: "crashed twice: the process ended (SIGSEGV)"."""
+    """Say the outcome of two mishaps: "crashed twice: the process ended (SIGSEGV)"."""
     return f"{status.value.replace('_', ' ')} twice: {detail}"
 
 
-# Statuses that a winner may have. The last one counts: a measured result replaces a predicted one,
-# and both replace what a size has that was not tuned.
+# Statuses that a winner may have. The last counts: a measured result replaces a predicted result,
+# and both replace the entry of a size that was not tuned.
 UNTUNED = (Status.INCUMBENT, Status.COPIED)
 WINNING = (*UNTUNED, Status.PREDICTED, Status.OK)
 
-# Why a kernel cannot run. Any other failure may be one of the machine.
+# Reasons why a kernel cannot run. Any other failure may be the machine's.
 CANNOT_RUN = (Status.OUT_OF_RESOURCES, Status.COMPILE_ERROR, Status.WRONG_RESULT)
 
 
-# What people are told of an entry with such a status.
+# Words for people about an entry with such a status.
 WINNING_WORDS = {
     Status.OK: "measured",
     Status.PREDICTED: "predicted",
@@ -67,7 +67,7 @@ WINNING_WORDS = {
 
 
 def counted(statuses: Mapping[str, int]) -> str:
-    """Numbers of entries by status, in words: "4 measured, 32 the engine's own"."""
+    """Say the numbers of entries by status: "4 measured, 32 the engine's own"."""
     words = {status.value: text for status, text in WINNING_WORDS.items()}
     known = [name for name in words if statuses.get(name)]
     rest = sorted(statuses.keys() - words.keys())
@@ -102,11 +102,13 @@ class Compiled:
 
     @property
     def lost(self) -> bool:
-        """Whether nothing is known of the kernel, because of a mishap."""
+        """Say whether nothing is known of the kernel, because of a mishap."""
         return self.status in MISHAPS
 
     def within(self, limit_bytes: int) -> Compiled:
-        """The result, as OUT_OF_RESOURCES if a block needs more shared memory than the limit."""
+        """Return the result, as OUT_OF_RESOURCES if a block needs more shared memory than the
+        limit.
+        """
         needed = self.shared_bytes
         if not self.ok or needed is None or needed <= limit_bytes:
             return self
@@ -142,33 +144,33 @@ class Trial:
 
     @property
     def lost(self) -> bool:
-        """Whether nothing is known of the candidate, because of a mishap."""
+        """Say whether nothing is known of the candidate, because of a mishap."""
         return self.measurement.status in MISHAPS
 
     @property
     def refused(self) -> bool:
-        """Whether the engine's kernel, as it is read here, does not take the configuration."""
+        """Say whether the engine's kernel, as it is read here, does not take the configuration."""
         return self.compiled.status is Status.UNSUPPORTED
 
     @property
     def unchecked(self) -> bool:
-        """Whether it has a time, and its outputs were not compared."""
+        """Say whether it has a time, and its outputs were not compared."""
         return self.measurement.timed and self.measurement.detail.startswith(UNCHECKED)
 
 
 def untimed(candidate: Candidate, compiled: Compiled) -> Trial:
-    """A trial without a time: it failed to compile, or its point is not measured."""
+    """Return a trial without a time: it failed to compile, or its point is not measured."""
     status = Status.INCUMBENT if compiled.ok else compiled.status
     return Trial(candidate, compiled, Measurement(status, detail=compiled.detail))
 
 
 @dataclass(frozen=True)
 class Incumbent:
-    """What the engine could run at a point without this tuner: Triton's kernel with a configuration
-    of the engine, or another backend's kernel, which has no configuration.
+    """A kernel that the engine could run at a point without this tuner.
 
-    A backend may run all parts of a size as one kernel. Then its time is at the first part, and it
-    is 0 at the others.
+    It is Triton's kernel with a configuration of the engine, or another backend's kernel, which has
+    no configuration. A backend may run all parts of a size as one kernel. Then its time is at the
+    first part, and it is 0 at the others.
     """
 
     config: Config
@@ -179,12 +181,12 @@ class Incumbent:
 
     @property
     def cannot_run(self) -> bool:
-        """Whether it is known to fail here. Without a time, it may also not have been tried."""
+        """Say whether it is known to fail here. Without a time, it may also not have been tried."""
         return self.status in CANNOT_RUN
 
 
 def as_incumbent(config: Config, trial: Trial | None) -> Incumbent:
-    """What a run found of the engine's configuration; `trial` None: it was not tried."""
+    """Return a run's result for the engine's configuration; `trial` None: it was not tried."""
     if trial is None:
         return Incumbent(config, Status.NOT_RECORDED)
     status = trial.measurement.status if trial.compiled.ok else trial.compiled.status
@@ -192,7 +194,7 @@ def as_incumbent(config: Config, trial: Trial | None) -> Incumbent:
 
 
 def without_time(what: str, incumbents: Iterable[Incumbent]) -> str:
-    """In words, why there is no time of `what` the engine runs."""
+    """Say why there is no time of `what` the engine runs."""
     if any(one.cannot_run for one in incumbents):
         return f"{what} cannot run here"
     return f"no time is known of {what}"
@@ -205,11 +207,11 @@ class Entry:
     point: Point
     config: Config
     # OK (measured), PREDICTED, or one of UNTUNED (a point that was not to be tuned, at which a
-    # prediction keeps what the engine ships, or whose incumbent was lost to a mishap).
+    # prediction keeps the engine's shipped entry, or whose incumbent was lost to a mishap).
     status: Status
     median_us: float | None
     compiled: Compiled
-    # "default", "shipped" where the engine ships a file, and other backends by their names.
+    # "default", "shipped" if the engine ships a file, and other backends by their names.
     incumbents: Mapping[str, Incumbent]
     reason: str
     # The name of the incumbent that a server runs without this program. A backend that was not
@@ -220,10 +222,10 @@ class Entry:
 
 
 def own_choice(point: Point, config: Config, name: str, trial: Trial | None) -> Entry | None:
-    """The entry of a point that was not tuned: what the engine runs, which is called `name`.
+    """Return the entry of a point that was not tuned: the engine's configuration, called `name`.
 
-    None if its compile says that it cannot run. A compile without such an answer says nothing: a
-    recording may lack it, or the compiler was killed.
+    Return None if its compile says that it cannot run. A compile without such an answer says
+    nothing: a recording may lack it, or the compiler was killed.
     """
     compiled = trial.compiled if trial else Compiled(Status.NOT_RECORDED)
     if compiled.status in CANNOT_RUN:
@@ -233,8 +235,8 @@ def own_choice(point: Point, config: Config, name: str, trial: Trial | None) -> 
 
 
 def copied(entry: Entry, point: Point, name: str) -> Entry:
-    """The entry of a point where the engine's own configuration, called `name`, cannot run: as at
-    the nearest point that was tuned.
+    """Return the entry of the nearest tuned point, for a point at which the configuration `name`
+    cannot run.
     """
     return replace(
         entry,
@@ -247,7 +249,7 @@ def copied(entry: Entry, point: Point, name: str) -> Entry:
 
 
 def is_shipped(entry: Entry) -> bool:
-    """Whether the entry is in the engine's own file, which its makers tuned on this card."""
+    """Say whether the entry is in the engine's own file, which its makers tuned on this card."""
     shipped = entry.incumbents.get("shipped")
     return shipped is not None and shipped.config == entry.config
 
@@ -255,7 +257,7 @@ def is_shipped(entry: Entry) -> bool:
 def incumbent_json(
     incumbent: Incumbent, config: Callable[[Config], Mapping[str, int]] = dict
 ) -> dict[str, Any]:
-    """An incumbent as JSON; `config` converts its configuration."""
+    """Return an incumbent as JSON; `config` converts its configuration."""
     return {
         "backend": incumbent.backend,
         "config": config(incumbent.config),
@@ -268,7 +270,7 @@ def incumbent_json(
 def entry_json(
     entry: Entry, config: Callable[[Config], Mapping[str, int]] = dict
 ) -> dict[str, Any]:
-    """An entry as JSON without its point; `config` converts configurations."""
+    """Return an entry as JSON without its point; `config` converts configurations."""
     return {
         "config": config(entry.config),
         "status": entry.status.value,
@@ -325,7 +327,9 @@ class RunState(str, Enum):
 
 
 def point_row(point: Point) -> list[int | str]:
-    """A point in a run's row: [batch size, part], then new and cached tokens for attention."""
+    """Return a point in a run's row: [batch size, part], then new and cached tokens for
+    attention.
+    """
     row: list[int | str] = [point.batch_size, point.part.value]
     tokens = point.new_tokens, point.cached_tokens
     return [*row, *tokens] if any(tokens) else row
@@ -377,10 +381,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a run will try, as far as it is known before it begins."""
+    """The candidates that a run will try, as far as they are known before it begins."""
 
     to_try: int  # the most configurations, summed over the points
-    # What the engine would run without this tuner, at each point to tune.
+    # The engine's configurations without this tuner, at each point to tune.
     incumbents: Mapping[Point, Mapping[str, Config]]
 
 
@@ -396,7 +400,7 @@ class Winner:
     entry: Entry
     run_id: int
     published_at: datetime  # UTC
-    # Of a predicted winner: what counts at its point where predictions do not.
+    # Of a predicted winner: the winner that counts at its point if predictions do not.
     unpredicted: Winner | None = None
 
     @property
@@ -405,12 +409,12 @@ class Winner:
 
     @property
     def from_shelf(self) -> bool:
-        """Whether it was measured elsewhere, and came with this program."""
+        """Say whether it was measured elsewhere, and came with this program."""
         return self.run_id == SHELF_RUN
 
     @property
     def points(self) -> Collection[Point]:
-        """Its point, as a collection like `Published.points`."""
+        """Return its point, as a collection like `Published.points`."""
         return (self.entry.point,)
 
 

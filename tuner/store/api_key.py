@@ -1,4 +1,4 @@
-"""What a key is: its text and name, its scopes, and until when it is valid."""
+"""Define a key: its text and name, its scopes, and its expiry."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ RESERVED = (LOCAL, NIGHTLY)
 
 
 def new_token() -> str:
-    """A key that nobody can guess."""
+    """Make a key that nobody can guess."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 # A fast hash is enough: nobody can guess a key's 256 random bits.
 def key_hash(token: str) -> str:
-    """What is stored of a key."""
+    """Return the stored hash of a key."""
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 
 
 def checked_token(token: str) -> str:
-    """A key that was made elsewhere. Raises BadInput for one that is too short or no key."""
+    """Return a key that was made elsewhere. Raises BadInput if it is too short or no key."""
     token = token.strip()
     if len(token) < MIN_LENGTH or not (token.isascii() and token.isprintable()) or " " in token:
         raise BadInput(f"a key has at least {MIN_LENGTH} printable characters, as random as can be")
@@ -42,7 +42,7 @@ def checked_token(token: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Raises BadInput for a name that no new key may have."""
+    """Raise BadInput for a name that no new key may have."""
     plain = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
     if not plain or len(name) > 60:
         raise BadInput(f"a key's name is letters, digits, - and _: not {name!r:.80}")
@@ -50,12 +50,12 @@ def check_name(name: str) -> None:
         raise BadInput(f"the name {name!r} is the service's own: choose another name")
 
 
-URGENT = "urgent"  # a scope beside the others: posting jobs that go before waiting ones
+URGENT = "urgent"  # a scope beside the others: posting jobs that go before waiting jobs
 LONGEST_DAYS = 3650
 
 
 class Scope(IntEnum):
-    """What a key allows. Each scope includes the ones before it."""
+    """The rights of a key. Each scope includes the scopes before it."""
 
     READ = 1
     SUBMIT = 2  # jobs, and cancelling the jobs that the same key submitted
@@ -72,7 +72,7 @@ class KeyState(str, Enum):
 
 @dataclass(frozen=True)
 class ApiKey:
-    """What is stored about a key. Times are UTC."""
+    """The stored facts about a key. Times are UTC."""
 
     name: str
     scope: Scope
@@ -90,7 +90,7 @@ class ApiKey:
 
 
 def read_key(row: RowMapping) -> ApiKey:
-    """The key of a row of `api_keys`."""
+    """Read the key of a row of `api_keys`."""
     scope = max(Scope[name.upper()] for name in row["scopes"] if name != URGENT)
     return ApiKey(
         name=row["name"],
@@ -104,13 +104,14 @@ def read_key(row: RowMapping) -> ApiKey:
 
 
 def scope_names(scope: Scope, urgent: bool) -> list[str]:
-    """The scopes as they are stored and shown: `admin` includes `urgent`."""
+    """Return the scopes as they are stored and shown: `admin` includes `urgent`."""
     beside = [URGENT] if urgent and scope is not Scope.ADMIN else []
     return [scope.name.lower(), *beside]
 
 
 def parse_scopes(text: str) -> tuple[Scope, bool]:
-    """Read `read`, `submit`, `submit,urgent` or `admin`: the scope, and whether urgent is with it.
+    """Read `read`, `submit`, `submit,urgent` or `admin`: return the scope, and whether urgent is
+    given.
 
     Raises BadInput.
     """

@@ -1,4 +1,4 @@
-"""From a database URL to an engine whose transactions, errors and pool behave alike everywhere."""
+"""Open an engine for a database URL, with equal transactions, errors and pool everywhere."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _PASSING = ("08", "40", "53", "57", "58")
 def translated(url: URL) -> Iterator[None]:
     """Turn a database's errors into UnusableStore, with one line that shows no password.
 
-    Raises StoreUnreachable for what may pass by itself, StoreFull for a full disk, and
+    Raises StoreUnreachable for failures that may pass by themselves, StoreFull for a full disk, and
     StoreReadOnly for a store that takes no writes.
     """
     try:
@@ -72,7 +72,7 @@ def translated(url: URL) -> Iterator[None]:
 
 
 def _is_full(url: URL) -> bool:
-    """Whether a SQLite file's disk has no room for another page."""
+    """Say whether a SQLite file's disk has no room for another page."""
     if url.get_backend_name() != "sqlite" or not url.database:
         return False
     try:
@@ -82,7 +82,7 @@ def _is_full(url: URL) -> bool:
 
 
 def shown(url: URL) -> str:
-    """The store's name in messages, without its password."""
+    """Return the store's name in messages, without its password."""
     if url.get_backend_name() == "sqlite":
         return url.database or "in memory"
     plain = url.set(drivername="postgresql").difference_update_query(["password", "sslpassword"])
@@ -90,7 +90,7 @@ def shown(url: URL) -> str:
 
 
 def kind_of(error: Exception) -> type[UnusableStore]:
-    """The class of a failure of SQLAlchemy's, or of the operating system."""
+    """Return the class of a failure of SQLAlchemy's, or of the operating system."""
     if isinstance(error, NoConnectionLeft):
         return StoreUnreachable
     if isinstance(error, OSError):
@@ -132,8 +132,8 @@ def check_before_use(engine: Engine) -> None:
     """Replace a server's connections that ended while they were in the pool.
 
     A question before each use would cost a round trip. A server that stops closes its connections,
-    which shows here at once, without one. A connection that a firewall dropped shows nothing, so
-    one that was idle is asked.
+    which shows here at once, without a round trip. A connection that a firewall dropped shows
+    nothing, so a connection that was idle is asked.
     """
 
     @event.listens_for(engine, "checkin")
@@ -169,21 +169,22 @@ _DRIVERS = {
 }
 SQLITE_LOCK_S = 30.0  # how long a SQLite writer waits for another
 # A process that is stopped inside a transaction must not keep a job's row locked. No transaction
-# here waits for anything but the database, so PostgreSQL may end one that is idle for so long.
+# here waits for anything but the database, so PostgreSQL may end a transaction that is idle for so
+# long.
 _STALLED_MS = 30_000
 
 
 def database_url(environ: Mapping[str, str]) -> str:
-    """The store's URL: TUNER_DATABASE_URL, or a SQLite file in the user's data folder."""
+    """Return the store's URL: TUNER_DATABASE_URL, or a SQLite file in the user's data folder."""
     file = platformdirs.user_data_path("tuner", appauthor=False) / "tuner.db"
     return environ.get(URL_VARIABLE) or f"sqlite:///{file}"
 
 
 def connect(text: str, limits: PoolLimits = PATIENT) -> Engine:
-    """An engine for a URL. It makes a SQLite file's folder, and connects when first used.
+    """Return an engine for a URL. It makes a SQLite file's folder, and connects when first used.
 
     Raises UnusableStore for a URL that is neither SQLite's nor PostgreSQL's, for a folder that
-    cannot be made, and where psycopg is missing.
+    cannot be made, and if psycopg is missing.
     """
     url = _parse(text)
     sqlite, file = url.get_backend_name() == "sqlite", file_of(url)
@@ -194,7 +195,7 @@ def connect(text: str, limits: PoolLimits = PATIENT) -> Engine:
     else:
         options = {"connect_args": _postgres_options(url, limits)}
     if file or not sqlite:
-        # Those that were used last are used first: the others then show that they are not needed.
+        # Connections used last are used first: the others then show that they are not needed.
         options |= {"pool_size": limits.connections, "max_overflow": 0, "pool_use_lifo": True}
         options["pool_timeout"] = limits.connection_s
     try:
@@ -219,9 +220,9 @@ def connect(text: str, limits: PoolLimits = PATIENT) -> Engine:
 
 @contextlib.contextmanager
 def write_lock_of(writer: Engine) -> Iterator[None]:
-    """The lock that a writing transaction of this process takes first.
+    """Take the lock that a writing transaction of this process needs first.
 
-    Raises StoreUnreachable where the others keep it for too long.
+    Raises StoreUnreachable if other threads keep it for too long.
     """
     options = writer.get_execution_options()
     lock: threading.Lock | None = options.get("write_lock")
@@ -237,11 +238,11 @@ def write_lock_of(writer: Engine) -> Iterator[None]:
 
 
 def reader(engine: Engine) -> Engine:
-    """The same engine and pool, for reading.
+    """Return the same engine and pool, for reading.
 
     On PostgreSQL, each statement is a transaction of its own, which saves the round trips of BEGIN
-    and ROLLBACK. At the level of READ COMMITTED, several statements in one transaction would see
-    as many states of the database.
+    and ROLLBACK. At the level of READ COMMITTED, several statements in one transaction would see as
+    many states of the database.
     """
     if engine.dialect.name == "sqlite":
         return engine
@@ -249,10 +250,10 @@ def reader(engine: Engine) -> Engine:
 
 
 def writer(engine: Engine) -> Engine:
-    """The same engine and pool, with transactions that begin as writing ones.
+    """Return the same engine and pool, with transactions that begin as writing transactions.
 
     SQLite does not let a reading transaction write while another process writes: it fails at once,
-    whatever the timeout. A transaction that begins with the write lock waits for it instead.
+    at any timeout. A transaction that begins with the write lock waits for it instead.
     """
     return engine.execution_options(sqlite_begin="BEGIN IMMEDIATE")
 
@@ -261,7 +262,7 @@ def use_wal(engine: Engine) -> None:
     """Let SQLite's readers work beside a writer. The setting is stored in the file."""
     if engine.dialect.name != "sqlite":
         return
-    # SQLite does not wait for locks here. If another process has one, the next opening sets it.
+    # SQLite does not wait for locks here. If another process has a lock, the next opening sets it.
     with (
         contextlib.closing(engine.raw_connection()) as connection,
         contextlib.suppress(sqlite3.OperationalError),
@@ -270,7 +271,7 @@ def use_wal(engine: Engine) -> None:
 
 
 def place_of(text: str) -> str:
-    """A database URL as messages show it: a file's path, or the URL without its password.
+    """Return a database URL as messages show it: a file's path, or the URL without its password.
 
     Raises UnusableStore for a URL that is neither SQLite's nor PostgreSQL's.
     """
@@ -289,7 +290,7 @@ def _parse(text: str) -> URL:
 
 
 def _postgres_options(url: URL, limits: PoolLimits) -> dict[str, object]:
-    """libpq's parameters. The ones that the URL sets come first."""
+    """Return libpq's parameters. The URL's own parameters come first."""
     session = {
         "idle_in_transaction_session_timeout": _STALLED_MS,
         "statement_timeout": round(limits.statement_s * 1000),
@@ -308,12 +309,12 @@ def _postgres_options(url: URL, limits: PoolLimits) -> dict[str, object]:
         "tcp_user_timeout": 25_000,
     }
     options = {name: value for name, value in options.items() if name not in url.query}
-    # Of two values for a setting, PostgreSQL takes the later one: the URL's.
+    # Of two values for a setting, PostgreSQL takes the later: the URL's.
     return {**options, "options": " ".join([*settings, *given])}
 
 
 def file_of(url: URL) -> str | None:
-    """The path of a SQLite database; None for one in memory and for PostgreSQL."""
+    """Return the path of a SQLite database; None for a database in memory and for PostgreSQL."""
     plain = url.database not in (None, "", ":memory:") and "uri" not in url.query
     return url.database if plain and url.get_backend_name() == "sqlite" else None
 

@@ -1,4 +1,4 @@
-"""Which result counts, where a point has several."""
+"""Choose the result that counts, if a point has several."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ Source = tuple[object, ...]
 _Kernels = tuple[str, str, str]  # engine version, Triton, hash of the kernels
 _Worth = tuple[int, bool, datetime, int]  # rank of the status, own, when it was published, run
 _NOWHERE: frozenset[Point] = frozenset()
-Current = Mapping[Source, frozenset[Point]]  # the points where a source's entries are current
+Current = Mapping[Source, frozenset[Point]]  # the points at which a source's entries are current
 
 
 def current_winners(found: Sequence[Winner]) -> list[Winner]:
-    """The winners that count, out of all winners of their problems.
+    """Return the winners that count, out of all winners of their problems.
 
-    A file is for one version of the kernels, so all winners of a problem are for one: the newest
-    that has a measured result, else the newest that has a predicted one.
+    A file is for one version of the kernels, so all winners of a problem are for one version: the
+    newest that has a measured result, else the newest that has a predicted result.
 
     Entries that were chosen together stay together. At each batch size of a fused-MoE layer, they
     come from one environment and have one status. At each batch size and number of new tokens of
-    attention, they come from one run. A measured result counts before a predicted one, and a
-    predicted one before an untuned one. Among results of one status, the store's count before the
-    shelf's, and the newest one with both gemms counts. If one gemm is tuned again in another
+    attention, they come from one run. A measured result counts before a predicted result, and a
+    predicted result before an untuned result. Among results of one status, the store's count before
+    the shelf's, and the newest with both gemms counts. If one gemm is tuned again in another
     environment, the older pair counts until the other gemm is tuned there too. A result with one
-    gemm counts where no result of its status has both; if there is an untuned entry for the other
+    gemm counts if no result of its status has both; if there is an untuned entry for the other
     gemm, that entry counts beside it, at best its environment's.
     """
     best: dict[ProblemKey, tuple[_Worth, _Kernels]] = {}
@@ -51,7 +51,7 @@ def current_winners(found: Sequence[Winner]) -> list[Winner]:
 
 
 def beside_predictions(current: Sequence[Winner], found: Sequence[Winner]) -> list[Winner]:
-    """The current winners out of `found`. Each predicted one has its `unpredicted`."""
+    """Give each predicted winner of `current` its `unpredicted` out of `found`."""
     guessed = {(_key(w), _kernels(w.environment)) for w in current if w.status is Status.PREDICTED}
     others = [
         w
@@ -73,8 +73,10 @@ def _counting(found: Sequence[Winner]) -> list[Winner]:
 
 
 def current_points(found: Sequence[Published]) -> list[Published]:
-    """Groups of winners, each with its current points alone: those at which a result of another
-    group does not count before it. They may be for several versions of the kernels.
+    """Return groups of winners, each with its current points alone.
+
+    At a current point no result of another group counts before the group's. The groups may be for
+    several versions of the kernels.
     """
     current = _current(found)
     left = ((one, one.points & current[_key(one)].get(_source(one), _NOWHERE)) for one in found)
@@ -82,7 +84,7 @@ def current_points(found: Sequence[Published]) -> list[Published]:
 
 
 def _current(found: Iterable[Stored]) -> Mapping[ProblemKey, Current]:
-    """Where each source's entries are current, by problem."""
+    """Return the points at which each source's entries are current, by problem."""
     results: dict[ProblemKey, dict[Source, list[Stored]]] = {}
     for one in found:
         results.setdefault(_key(one), {}).setdefault(_source(one), []).append(one)
@@ -90,11 +92,12 @@ def _current(found: Iterable[Stored]) -> Mapping[ProblemKey, Current]:
 
 
 def _current_of(problem: Problem, results: Mapping[Source, Collection[Stored]]) -> Current:
-    """The same for the results of one problem, by source."""
+    """Return the current points of one problem's results, by source."""
     every = [one for some in results.values() for one in some]
     points = every[0].points
     if len(every) == len(results) and all(one.points == points for one in every):
-        # As in most stores, each source has one result, at the same points: one is current at all.
+        # As in most stores, each source has one result, at the same points: the best is current at
+        # all.
         best = max(results, key=lambda source: _worth(next(iter(results[source]))))
         return {best: frozenset(points)}
     joins_runs = family_of(problem).joins_runs
@@ -124,7 +127,8 @@ def _beside(
     sources: Sequence[Source],
     needed: Collection[Part],
 ) -> list[int]:
-    """The untuned results at a size that count beside a gemm that was tuned alone, the best last.
+    """Return the untuned results at a size that count beside a gemm that was tuned alone, the best
+    last.
 
     They were chosen in no pair. They are for the same kernels, and best from the same environment.
     """
@@ -160,7 +164,9 @@ def _kernels(environment: Environment) -> _Kernels:
 def _rank(
     results: Collection[tuple[Stored, Point]], needed: Collection[Part]
 ) -> tuple[object, ...]:
-    """The rank of one source's results at a size. The source with the highest rank is current."""
+    """Return the rank of one source's results at a size. The source with the highest rank is
+    current.
+    """
     status, *newest = max(_worth(one) for one, _ in results)
     whole = {point.part for _, point in results}.issuperset(needed)
     return status, whole, *newest

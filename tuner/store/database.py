@@ -1,4 +1,4 @@
-"""An open database: its schema, its transactions, named locks, and statements of its dialect."""
+"""Open a database: its schema, its transactions, named locks, and statements of its dialect."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _LOCK = 0x74756E6572  # "tuner", as PostgreSQL's advisory locks are numbers
 def bring_to_head(engine: Engine) -> None:
     """Migrate an empty or older database in one transaction, and check that it can be written.
 
-    Raises NewerSchema for a newer version's schema, and leaves it as it is.
+    Raises NewerSchema for a newer version's schema, and leaves the database as it is.
     """
     with engine.begin() as connection:
         if _heads(connection) == (HEAD,):
@@ -59,7 +59,7 @@ def bring_to_head(engine: Engine) -> None:
             return
         # On SQLite, the transaction has the write lock already.
         if connection.dialect.name == "postgresql":
-            # A migration must not be cut off, whatever limits the session has.
+            # A migration must not be cut off by the session's limits.
             for limit in ("statement_timeout", "lock_timeout"):
                 connection.execute(text(f"SET LOCAL {limit} = 0"))
             connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
@@ -67,7 +67,9 @@ def bring_to_head(engine: Engine) -> None:
 
 
 def check_head(connection: Connection) -> None:
-    """Raises NewerSchema where a newer version has migrated the store, WrongSchema for others."""
+    """Raise NewerSchema if a newer version has migrated the store, WrongSchema for
+    other schemas.
+    """
     found = connection.execute(select(_VERSION.c.version_num)).scalars().all()
     if found != [HEAD]:
         raise _wrong(found)
@@ -129,7 +131,7 @@ def _set_back(found: Sequence[str], reason: str) -> UnusableStore:
 
 
 def check_writable(connection: Connection) -> None:
-    """Raises a database error where the store takes no writes. Rolls the transaction back."""
+    """Raise a database error if the store takes no writes. Rolls the transaction back."""
     # SQLite opens a read-only file without an error, and even BEGIN IMMEDIATE succeeds on it.
     connection.execute(update(_VERSION).values(version_num=_VERSION.c.version_num))
     connection.rollback()
@@ -140,7 +142,7 @@ def check_writable(connection: Connection) -> None:
 
 
 def try_transaction_lock(connection: Connection, name: str) -> bool:
-    """Whether this transaction has the lock until it ends. Always True on SQLite.
+    """Say whether this transaction has the lock until it ends. Always True on SQLite.
 
     SQLite has one writer, which would wait here: it takes `try_file_lock` before.
     """
@@ -158,11 +160,11 @@ def transaction_lock(connection: Connection, name: str) -> None:
 
 @contextlib.contextmanager
 def try_file_lock(engine: Engine, name: str) -> Iterator[bool]:
-    """Whether the caller has the lock within the block. Always True without a SQLite file.
+    """Say whether the caller has the lock within the block. Always True without a SQLite file.
 
     The lock is one byte, never written, of a file beside the database: to lock a byte of the
-    database itself, this would have to open it (see sqlite_file). Raises UnusableStore where the
-    file cannot be opened.
+    database itself, this would have to open it (see sqlite_file). Raises UnusableStore if the file
+    cannot be opened.
     """
     if file_of(engine.url) is None:
         yield True
@@ -190,29 +192,31 @@ def try_file_lock(engine: Engine, name: str) -> Iterator[bool]:
 def only_server(engine: Engine, address: str) -> Iterator[None]:
     """Keep a second server off a SQLite file within the block.
 
-    Two would measure on one GPU at a time, and count a client's requests apart. Raises BadInput,
-    which names the process that serves the file and its address.
+    Two servers would measure on one GPU at a time, and count a client's requests apart. Raises
+    BadInput, which names the process that serves the file and its address.
     """
     with try_file_lock(engine, "server") as mine:
         if not mine:
             who = _names_file(engine).read_text() or "another process"
             raise BadInput(
-                f"the store {engine.url.database} is served by {who}: use that one, or stop it, or "
-                f"name another store in {URL_VARIABLE}"
+                f"the store {engine.url.database} is served by {who}: use that server, or stop it, "
+                f"or name another store in {URL_VARIABLE}"
             )
         if file_of(engine.url):
-            with contextlib.suppress(OSError):  # on a full disk, what is stored can still be read
+            with contextlib.suppress(OSError):  # on a full disk, stored rows can still be read
                 _names_file(engine).write_text(f"process {os.getpid()} on {address}")
         yield
 
 
 def _names_file(engine: Engine) -> Path:
-    """The file beside a SQLite database, however the database is reached, that has its locks."""
+    """Return the file with the locks of a SQLite database, the same for every path to
+    the database.
+    """
     return Path(f"{os.path.realpath(str(engine.url.database))}-names")
 
 
 def _number(name: str) -> int:
-    """A number for each name, of 62 bits: an offset in a file has at most 63."""
+    """Return a number for each name, of 62 bits: an offset in a file has at most 63."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 2
 
 
@@ -233,9 +237,9 @@ class Database:
     def open(cls: type[D], url: str, limits: PoolLimits = PATIENT) -> D:
         """Open the store at `url` (see `database_url`), made or migrated as needed.
 
-        A migration takes its time, whatever the limits. Raises UnusableStore, with nothing written,
-        for a URL that names no SQLite or PostgreSQL database, one that cannot be reached or
-        written, or one with a newer version's schema.
+        A migration has no time limit, unlike other statements. Raises UnusableStore, with nothing
+        written, for a URL that names no SQLite or PostgreSQL database, or a database that cannot be
+        reached or written, or that has a newer version's schema.
         """
         engine = connect(url, limits)
         with translated(engine.url):
@@ -253,16 +257,18 @@ class Database:
         self.close()
 
     def check_schema(self) -> None:
-        """Raises NewerSchema once a newer version has migrated the store, WrongSchema for an older.
+        """Raise NewerSchema once a newer version has migrated the store, WrongSchema for an older.
 
-        A program that goes on would write what the newer version does not expect.
+        A program that goes on would write rows that the newer version does not expect.
         """
         with self.read() as connection:
             check_head(connection)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A connection that sees what is committed: with SQLite one state, else one a statement."""
+        """Open a connection that sees committed rows: one state on SQLite, else a state per
+        statement.
+        """
         with translated(self.engine.url), self._reader.connect() as connection:
             yield connection
 
@@ -277,7 +283,9 @@ class Database:
 
     @contextmanager
     def write_locked(self, name: str, refusal: Exception) -> Iterator[Connection]:
-        """`write` with a named lock. Raises `refusal` at once if another transaction has it."""
+        """Open `write` with a named lock. Raises `refusal` at once if another
+        transaction has it.
+        """
         with try_file_lock(self.engine, name) as mine:
             if not mine:
                 raise refusal
@@ -298,17 +306,17 @@ class Queries:
     @classmethod
     @contextmanager
     def open(cls: type[Q], url: str, limits: PoolLimits = PATIENT) -> Iterator[Q]:
-        """These queries on the store at `url`, which is opened for the block alone."""
+        """Open these queries on the store at `url`, for the block alone."""
         with Database.open(url, limits) as database:
             yield cls(database)
 
     def _now(self, connection: Connection | None = None) -> datetime:
-        """The time of `clock`; without one, of the database's host, or of this one."""
+        """Return the time of `clock`; without one, of the database's host, or of this host."""
         return time_of(connection, self._clock)
 
 
 def insert_into(connection: Connection, target: Table) -> postgresql.Insert | sqlite.Insert:
-    """An INSERT that takes ON CONFLICT, and whose result counts the rows that it added."""
+    """Return an INSERT that takes ON CONFLICT, and whose result counts the rows that it added."""
     postgres = connection.dialect.name == "postgresql"
     insert = postgresql.insert(target) if postgres else sqlite.insert(target)
     return insert.execution_options(preserve_rowcount=True)
@@ -319,7 +327,8 @@ def utc_now() -> datetime:
 
 
 def time_of(connection: Connection | None, clock: Clock | None) -> datetime:
-    """The time of `clock`; without one, the time of the database's host, for all workers alike.
+    """Return the time of `clock`; without one, the time of the database's host, for all workers
+    alike.
 
     With its own time, a host whose clock is a minute ahead would find every lease expired.
     """
@@ -337,17 +346,17 @@ _TRIED_BYTES = 1 << 18  # a disk with less room is as good as full
 
 
 class Probe(Database):
-    """One connection, which waits for nothing for longer than PATIENCE_S."""
+    """A database with one connection, which waits for nothing for longer than PATIENCE_S."""
 
     @classmethod
     def of(cls, url: str) -> Probe:
-        """For the store at `url`, which is not migrated."""
+        """Return a probe of the store at `url`, which is not migrated."""
         return cls(connect(url, _LIMITS))
 
     def check_writable(self) -> None:
-        """Raises UnusableStore, of the class that fits, where nothing could be stored now.
+        """Raise UnusableStore, of the class that fits, if nothing could be stored now.
 
-        It stores nothing: a change is rolled back, and what the disk is tried with is deleted.
+        Nothing stays: a change is rolled back, and the file that tries the disk is deleted.
         """
         with self.write() as connection:
             if connection.dialect.name == "postgresql":
@@ -361,7 +370,7 @@ class Probe(Database):
 
 
 def _try_disk(folder: Path) -> None:
-    """Raises UnusableStore where a file in the folder cannot be made or takes no bytes."""
+    """Raise UnusableStore if a file in the folder cannot be made or takes no bytes."""
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(bytes(_TRIED_BYTES))

@@ -1,4 +1,4 @@
-"""Results of runs that go from one store to another."""
+"""Pass results of runs from one store to another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tuner.store.results import ResultStore, run_of
 
 
 class ResultExchange(ResultStore):
-    """Gives a store's results to another one, and takes them from there.
+    """Gives a store's results to another store, and takes them from there.
 
     It has the store's own winners alone, none of the shelf.
     """
@@ -18,14 +18,16 @@ class ResultExchange(ResultStore):
     shelf = False
 
     def results(self, winners: Iterable[Winner]) -> list[RunResult]:
-        """The runs that published these winners of this store, in the order of their numbers."""
+        """Return the runs that published these winners of this store, in the order of their
+        numbers.
+        """
         by_run: dict[int, list[Winner]] = {}
         for winner in winners:
             by_run.setdefault(winner.run_id, []).append(winner)
         return [self._result(number, by_run[number]) for number in sorted(by_run)]
 
     def add(self, result: RunResult) -> int:
-        """Store a result from elsewhere; returns the number of entries that were added.
+        """Store a result from elsewhere; return the number of entries that were added.
 
         Entries that the store has for the same problem, environment, point and status stay.
         """

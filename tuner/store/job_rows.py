@@ -1,4 +1,4 @@
-"""Job rows to dataclasses and back, and the steps of each change."""
+"""Convert job rows to dataclasses and back, and take the steps of each change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tuner.store.tables import IS_QUEUED, job_events, jobs, runs
 def new_job_row(
     request: JobRequest, priority: Priority, client: str, now: datetime
 ) -> dict[str, Any]:
-    """The row of a queued job without an id and events."""
+    """Return the row of a queued job without an id and events."""
     return {
         "request": request.as_json(),
         "request_key": request.key,
@@ -67,17 +67,17 @@ _LATER = (
 
 
 def cost_columns(cost: Cost) -> dict[str, float]:
-    """The columns of a job's row that say what it cost."""
+    """Return the columns of a job's row that hold its cost."""
     return asdict(cost)
 
 
 def read_cost(row: Mapping[Any, Any]) -> Cost | None:
-    """What the job of a row cost, where that is known."""
+    """Read the cost of a row's job, if it is known."""
     return None if row["cpu_s"] is None else Cost(*(row[column.name] for column in COST))
 
 
 def new_job(row: Mapping[str, Any], request: JobRequest) -> Job:
-    """The job of a row from `new_job_row`, as reading it back would give."""
+    """Return the job of a row from `new_job_row`, as reading it back would."""
     return _job({**dict.fromkeys(_LATER), **row}, request)
 
 
@@ -94,7 +94,9 @@ def _job(row: Mapping[Any, Any], request: JobRequest | UnreadableRequest) -> Job
 
 
 def get_job(connection: Connection, job_id: str, *, lock: bool = False) -> Job:
-    """The job. With `lock`, its row is locked until the transaction ends. Raises UnknownJob."""
+    """Return the job. With `lock`, its row is locked until the transaction ends. Raises
+    UnknownJob.
+    """
     query = select(jobs).where(jobs.c.id == job_id)
     if lock:  # SQLAlchemy leaves the clause out on SQLite, which has one writer anyway
         query = query.with_for_update()
@@ -151,7 +153,7 @@ def update_job(connection: Connection, job_id: str, **values: object) -> None:
 
 
 def lock_queue(connection: Connection, client: str) -> None:
-    """Let nobody else add to the client's queued jobs, which are then counted.
+    """Keep other transactions from adding to the client's queued jobs, which are then counted.
 
     It is taken before any lock that another submission or retry may wait for.
     """
@@ -171,21 +173,23 @@ def refuse_full_queue(connection: Connection, client: str, most: int, added: int
 
 
 IS_HELD = jobs.c.state.in_([state.value for state in HELD])
-RETRY_DELAY = timedelta(seconds=2)  # after the first attempt; doubled after each further one
-REFUSALS = 10  # of workers that could not begin to tune a job; further ones count as attempts
+RETRY_DELAY = timedelta(seconds=2)  # after the first attempt; doubled after each further attempt
+REFUSALS = 10  # of workers that could not begin to tune a job; further refusals count as attempts
 
 
 def is_leased(lease: Lease) -> ColumnElement[bool]:
-    """Return whether a job's last lease is this one; IS_HELD says whether a worker has the job."""
+    """Return the condition that a job's last lease is this lease; IS_HELD says whether a worker has
+    it.
+    """
     mine = jobs.c.fence == lease.fence, jobs.c.owner == lease.owner
     return and_(jobs.c.id == lease.job_id, *mine)
 
 
 def leased_row(connection: Connection, lease: Lease, *, lock: bool = True) -> RowMapping:
-    """The row of the lease's job, with `lock` locked until the transaction ends.
+    """Return the row of the lease's job, with `lock` locked until the transaction ends.
 
     Raises StaleLease once the lease is lost. A restored backup gives out fencing numbers again, so
-    a lease is its owner's too.
+    the owner must be the lease's too.
     """
     query = select(jobs).where(is_leased(lease), IS_HELD)
     row = connection.execute(query.with_for_update() if lock else query).mappings().one_or_none()
@@ -202,7 +206,7 @@ def leave_unreadable(
 ) -> None:
     """Leave a queued job, which the transaction has locked, to workers of another release.
 
-    That counts no attempt. An event says it once, and not each time that a worker looks.
+    That counts no attempt. An event says it once, not each time that a worker looks.
     """
     reason = storable(f"a worker cannot read the request: {why}")
     values = {"available_at": now + UNREADABLE_DELAY, "error": reason}
@@ -214,7 +218,7 @@ def leave_unreadable(
 
 
 def claimed(row: RowMapping, owner: str, now: datetime) -> dict[str, Any]:
-    """What a claim changes in a job's row."""
+    """Return the changes that a claim makes to a job's row."""
     return {
         "owner": owner,
         "fence": row["fence"] + 1,
@@ -243,7 +247,7 @@ def refuse(
     reason: str,
     delay: timedelta = RETRY_DELAY,
 ) -> None:
-    """Give a job back that was not begun; further ones than `REFUSALS` count as attempts."""
+    """Give a job back that was not begun; refusals after the first `REFUSALS` count as attempts."""
     mine, kind = job_events.c.job_id == row["id"], job_events.c.kind
     retried = select(func.max(job_events.c.seq)).where(mine, kind == "retried").scalar_subquery()
     since = job_events.c.seq > func.coalesce(retried, 0)

@@ -1,4 +1,4 @@
-"""The queue for clients: posting, showing and cancelling jobs, on a server and on this machine."""
+"""Keep the queue for clients: post, show and cancel jobs, on a server and on this machine."""
 
 from __future__ import annotations
 
@@ -74,16 +74,15 @@ class JobStore(Queries):
         fresh: timedelta = FRESH,
         most: int | None = None,
     ) -> Sequence[Submitted]:
-        """For each request, queue a job or find the one that answers it: all or none.
+        """Queue a job for each request, or find the job that answers it: all or none.
 
-        A new job that no living worker can do says why, as `unmet` does, in its events.
-
-        A job answers a request if it has the same request and is unfinished, or was done within
-        `fresh`. The jobs that this client got before with the same idempotency key are answered
-        whatever became of them. All is committed on return. Raises IdempotencyConflict where the
-        idempotency key was used before with another `body_hash`, IdempotencyKeyInUse while any
-        process works on another submission with that key, and QueueFull if jobs would have to be
-        added and the client would then have over `most` queued jobs.
+        The events of a new job that no living worker can do have the reason of `unmet`. A job
+        answers a request if it has the same request and is unfinished, or was done within `fresh`.
+        The jobs that this client got before with the same idempotency key are answered in any
+        state. All is committed on return. Raises IdempotencyConflict if the idempotency key was
+        used before with another `body_hash`, IdempotencyKeyInUse while any process works on another
+        submission with that key, and QueueFull if jobs would have to be added and the client would
+        then have over `most` queued jobs.
         """
         if not wanted:
             return []
@@ -108,12 +107,12 @@ class JobStore(Queries):
             return answers
 
     def get(self, job_id: str) -> Job:
-        """The job. Raises UnknownJob."""
+        """Return the job. Raises UnknownJob."""
         with self._read() as connection:
             return get_job(connection, job_id)
 
     def with_ids(self, job_ids: Collection[str]) -> dict[str, Job]:
-        """The jobs with these ids, by id. An id that no job has is left out."""
+        """Return the jobs with these ids, by id. An id that no job has is left out."""
         query = select(jobs).where(jobs.c.id.in_(job_ids))
         with self._read() as connection:
             return {row["id"]: read_job(row) for row in connection.execute(query).mappings()}
@@ -125,7 +124,9 @@ class JobStore(Queries):
         after: tuple[datetime, str] | None = None,
         limit: int = 50,
     ) -> Sequence[Job]:
-        """A page of jobs; `after` is the (created_at, id) of the last one on the page before."""
+        """Return a page of jobs; `after` is the (created_at, id) of the last job on the page
+        before.
+        """
         with self._read() as connection:
             rows = connection.execute(select_page(query, after, limit))
             return [read_job(row) for row in rows.mappings()]
@@ -134,7 +135,8 @@ class JobStore(Queries):
         """Withdraw a client's interest in a job, and end the job with its last client.
 
         Without `client`, the job ends for all of them. A job that no worker has ends at once; a
-        worker is asked to end one that it has. A finished job stays as it is. Raises UnknownJob.
+        worker that has the job is asked to end it. A finished job stays as it is. Raises
+        UnknownJob.
         """
         with self._write() as connection:
             job, now = get_job(connection, job_id, lock=True), self._now(connection)
@@ -156,7 +158,7 @@ class JobStore(Queries):
             return get_job(connection, job_id)
 
     def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
-        """A job's events with numbers above `after`, in order; none for an unknown job."""
+        """Return a job's events with numbers above `after`, in order; none for an unknown job."""
         query = (
             select(job_events)
             .where(job_events.c.job_id == job_id, job_events.c.seq > after)
@@ -167,7 +169,7 @@ class JobStore(Queries):
             return [JobEvent(**row) for row in connection.execute(query).mappings()]
 
     def latest_events(self, job_id: str, limit: int, kind: str | None = None) -> Sequence[JobEvent]:
-        """A job's newest events, of one kind if it is given, in order."""
+        """Return a job's newest events, of one kind if it is given, in order."""
         query = select(job_events).where(job_events.c.job_id == job_id)
         if kind is not None:
             query = query.where(job_events.c.kind == kind)
@@ -177,13 +179,13 @@ class JobStore(Queries):
             return [JobEvent(**row) for row in reversed(rows)]
 
     def event_counts(self, job_ids: Collection[str]) -> dict[str, int]:
-        """The number of events of each of these jobs. Unknown jobs are left out."""
+        """Return the number of events of each of these jobs. Unknown jobs are left out."""
         query = select(jobs.c.id, jobs.c.event_count).where(jobs.c.id.in_(job_ids))
         with self._read() as connection:
             return {row.id: row.event_count for row in connection.execute(query)}
 
     def counts(self, wanted: JobQuery = ALL_JOBS) -> dict[JobState, int]:
-        """The number of jobs in each state, whatever states the query names.
+        """Return the number of jobs in each state; the query's own states are ignored.
 
         States without jobs are left out.
         """
@@ -207,10 +209,10 @@ class JobStore(Queries):
         return self.database.write_locked(name, IdempotencyKeyInUse())
 
     def retry(self, job_id: str, client: str = "local", most: int | None = None) -> Job:
-        """Queue the job again, with all its attempts. One that is unfinished stays as it is.
+        """Queue the job again, with all its attempts. An unfinished job stays as it is.
 
         Raises UnknownJob, NotRetriable for a job that is done or being cancelled,
-        EqualJobUnfinished where another job does the same work, and QueueFull if the client that
+        EqualJobUnfinished if another job does the same work, and QueueFull if the client that
         posted it would then have over `most` queued jobs.
         """
         with self._write() as connection:
@@ -245,8 +247,8 @@ class JobStore(Queries):
         """Delete the job, its events, and the idempotency keys that were answered with it alone.
 
         A key of a batch stays until the last of its jobs is deleted. The job's run stays, with all
-        that was tried and published. Returns the job as it was. Raises
-        UnknownJob, and JobUnfinished for a job that has not ended.
+        its trials and winners. Returns the job as it was. Raises UnknownJob, and JobUnfinished for
+        a job that has not ended.
         """
         with self._write() as connection:
             job = get_job(connection, job_id, lock=True)
@@ -270,7 +272,7 @@ class JobStore(Queries):
 
 
 def select_page(query: JobQuery, after: tuple[datetime, str] | None, limit: int) -> Select[Any]:
-    """At most `limit` jobs, the newest first, from behind the place `after`.
+    """Select at most `limit` jobs, the newest first, from behind the place `after`.
 
     Each state's part is a walk along an index that stops after `limit` rows. With `state IN (...)`
     PostgreSQL 15 would read and sort all jobs in those states, or walk over all others.
@@ -317,7 +319,7 @@ def _equal(connection: Connection, job_id: str) -> str:
     row = connection.execute(equal).one_or_none()
     if row is None:  # it has just ended
         return "an equal job was unfinished: try again"
-    return f"job {row.id} asks for the same work and is {row.state}: follow that one"
+    return f"job {row.id} asks for the same work and is {row.state}: follow that job"
 
 
 class LocalQueue(Queries):
@@ -354,7 +356,7 @@ class LocalQueue(Queries):
     def submit_all(
         self, requests: Sequence[JobRequest], *, priority: Priority
     ) -> Sequence[Submitted]:
-        """Queue jobs, or find the ones that answer the requests: all or none."""
+        """Queue jobs, or find the jobs that answer the requests: all or none."""
         estimates, reasons = Estimates(self.database), self._workers.reasons()
         wanted = [(request, priority) for request in requests]
         answers = self._jobs.submit_all(wanted, unmet=reasons.unmet, client=LOCAL)
@@ -369,7 +371,7 @@ class LocalQueue(Queries):
         return self._jobs.retry(job_id, LOCAL)
 
     def waiting(self, job: Job) -> str:
-        """Why a job does not go on; "" if nothing is known to hinder it."""
+        """Say why a job does not go on; "" if nothing is known to hinder it."""
         return self._workers.reasons().why(job)
 
     def list_waiting(

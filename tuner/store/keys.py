@@ -1,4 +1,4 @@
-"""The keys of the service's clients, and the sessions of browsers, which stand for keys.
+"""Store the keys of the service's clients, and the sessions of browsers, which stand for keys.
 
 A key is shown once, and stored as a hash. A session ends with its key.
 """
@@ -51,7 +51,7 @@ _UNREVOKED = api_keys.c.revoked_at.is_(None)
 
 
 class Ensured(Enum):
-    """What `KeyStore.ensure` did."""
+    """The change that `KeyStore.ensure` made."""
 
     NOTHING = "nothing"
     ADDED = "added"
@@ -91,12 +91,12 @@ class KeyStore(Queries):
         if (found["name"], found["scopes"]) != (name, row["scopes"]):
             raise BadInput(
                 f"this key is stored already, as {found['name']!r} with the scope "
-                f"{','.join(found['scopes'])}: make a new one, or give it that name and scope"
+                f"{','.join(found['scopes'])}: make a new key, or give it that name and scope"
             )
         return token
 
     def add_first(self, keep: Callable[[str], None]) -> bool:
-        """Make the key LOCAL, of scope admin, if there was never a key. Whether it was made.
+        """Make the key LOCAL, of scope admin, if there was never a key. Say whether it was made.
 
         `keep` puts the new key where its user finds it. If it raises, no key is stored.
         """
@@ -112,7 +112,7 @@ class KeyStore(Queries):
         """Make `token` the valid key of that name and scope. Again: nothing changes.
 
         A token that had the name until then is revoked. Raises BadInput for a token that was
-        revoked, has expired or has another name, and where no key of scope admin would remain.
+        revoked, has expired or has another name, and if no key of scope admin would remain.
         """
         check_name(name)
         row = self._row(name, checked_token(token), scope, urgent)
@@ -133,7 +133,7 @@ class KeyStore(Queries):
     ) -> Ensured:
         self._refuse_ended(found)
         if found["name"] != row["name"]:
-            raise BadInput(f"this key is stored already, as {found['name']!r}: make a new one")
+            raise BadInput(f"this key is stored already, as {found['name']!r}: make a new key")
         if found["scopes"] == row["scopes"]:
             return Ensured.NOTHING
         self._refuse_last_admin(connection, row)
@@ -142,7 +142,7 @@ class KeyStore(Queries):
         return Ensured.CHANGED
 
     def find(self, token: str) -> ApiKey | None:
-        """The key, unless it is unknown or revoked; it may have expired. Counts as a use."""
+        """Return the key, unless it is unknown or revoked; it may have expired. Counts as a use."""
         query = select(api_keys).where(api_keys.c.key_hash == key_hash(token), _UNREVOKED)
         with self._read() as connection:
             row = connection.execute(query).mappings().one_or_none()
@@ -158,21 +158,21 @@ class KeyStore(Queries):
         return key
 
     def hashes(self) -> frozenset[str]:
-        """The hashes (`key_hash`) of all valid keys."""
+        """Return the hashes (`key_hash`) of all valid keys."""
         with self._read() as connection:
             found = connection.execute(select(api_keys.c.key_hash).where(self._valid()))
             return frozenset(found.scalars())
 
     def any(self) -> bool:
-        """Whether there is a valid key."""
+        """Say whether there is a valid key."""
         return self._has(self._valid())
 
     def any_ever(self) -> bool:
-        """Whether there was ever a key: one that was revoked or has expired counts too."""
+        """Say whether there was ever a key: a revoked or expired key counts too."""
         return self._has(true())
 
     def list(self) -> Sequence[ApiKey]:
-        """All keys, also the revoked ones, in the order in which they were made."""
+        """Return all keys, also revoked keys, in the order in which they were made."""
         with self._read() as connection:
             rows = connection.execute(select(api_keys).order_by(api_keys.c.id)).mappings()
             return [read_key(row) for row in rows]
@@ -180,8 +180,8 @@ class KeyStore(Queries):
     def revoke(self, name: str, *, last_too: bool = False) -> None:
         """Revoke a key, at once and for good.
 
-        Raises BadInput where no unrevoked key has that name, and without `last_too` for the last
-        valid key of scope admin: without it, nobody can change the watch list over the API.
+        Raises BadInput if no unrevoked key has that name, and without `last_too` for the last valid
+        key of scope admin: without it, nobody can change the watch list over the API.
         """
         with self._write_alone() as connection:
             names = connection.execute(select(api_keys.c.name).where(_UNREVOKED)).scalars().all()
@@ -193,10 +193,10 @@ class KeyStore(Queries):
             connection.execute(mine.values(revoked_at=self._now()))
 
     def rotate(self, name: str) -> str:
-        """Give a valid key a new secret and return it; the old one is refused from now on.
+        """Give a valid key a new secret and return it; the old secret is refused from now on.
 
-        Its scopes and its end stay. Raises BadInput where no valid key has that name, and for the
-        key of this machine, whose secret is in a file.
+        Its scopes and its end stay. Raises BadInput if no valid key has that name, and for the key
+        of this machine, whose secret is in a file.
         """
         if name == LOCAL:
             raise BadInput(f"the secret of {name!r} is in a file of the server: it stays")
@@ -212,9 +212,9 @@ class KeyStore(Queries):
         return token
 
     def _put_aside(self, connection: Connection, old: RowMapping, now: datetime) -> None:
-        """Revoke a key whose name another one gets. Its token stays known, and so revoked.
+        """Revoke a key whose name another key gets. Its token stays known, and so revoked.
 
-        No key can be named as it is then.
+        No key can have the name that it then gets.
         """
         put_aside = {
             "name": f"{old['name']}#{old['id']}",
@@ -224,7 +224,9 @@ class KeyStore(Queries):
 
     @contextlib.contextmanager
     def _write_alone(self) -> Iterator[Connection]:
-        """`_write`, while no other process changes keys. On SQLite, none ever does meanwhile."""
+        """Open `_write`, while no other process changes keys. On SQLite, none ever does
+        meanwhile.
+        """
         with self._write() as connection:
             if connection.dialect.name == "postgresql":
                 lock = f"LOCK TABLE {api_keys.name} IN SHARE ROW EXCLUSIVE MODE"
@@ -254,7 +256,7 @@ class KeyStore(Queries):
             name = key.name.partition("#")[0]
             was = "was revoked" if state is KeyState.REVOKED else "expired"
             script = "; for Docker Compose: sh docker/make_secrets.sh rotate admin_key"
-            raise BadInput(f"this key of {name!r} {was}: make a new one", cli=script)
+            raise BadInput(f"this key of {name!r} {was}: make a new key", cli=script)
 
     def _refuse_last_admin(self, connection: Connection, row: Mapping[str, Any]) -> None:
         name = row["name"]
@@ -262,7 +264,6 @@ class KeyStore(Queries):
             raise BadInput(_last_admin(name))
 
     def _admins(self, connection: Connection) -> Sequence[str]:
-        """The names of the valid keys of scope admin."""
         rows = connection.execute(select(api_keys).where(self._valid())).mappings()
         return [key.name for key in map(read_key, rows) if key.scope is Scope.ADMIN]
 
@@ -277,7 +278,7 @@ class KeyStore(Queries):
 
 
 def _insert(connection: Connection, row: Mapping[str, Any]) -> bool:
-    """Whether the row was added: not if its name or its hash is taken."""
+    """Say whether the row was added: not if its name or its hash is taken."""
     insert = insert_into(connection, api_keys).on_conflict_do_nothing()
     return bool(connection.execute(insert, row).rowcount)
 
@@ -294,7 +295,7 @@ def _last_admin(name: str) -> str:
     )
 
 
-LASTS = timedelta(days=7)  # from the log in, whatever is done meanwhile
+LASTS = timedelta(days=7)  # from the log in, even if the session is used
 IDLE = timedelta(days=1)  # and without a request no longer than that
 
 
@@ -313,7 +314,7 @@ class SessionStore(Queries):
     def start(self, name: str) -> str:
         """Begin a session of the unrevoked key of that name. Returns the token for its cookie.
 
-        Sessions that have expired are deleted. Raises BadInput where no key has that name.
+        Sessions that have expired are deleted. Raises BadInput if no key has that name.
         """
         token, now = secrets.token_urlsafe(32), self._now()
         mine = select(api_keys.c.id).where(api_keys.c.name == name, api_keys.c.revoked_at.is_(None))
@@ -332,7 +333,7 @@ class SessionStore(Queries):
         return token
 
     def find(self, token: str) -> ApiKey | None:
-        """The key of a session, unless the session has ended or the key was revoked.
+        """Return the key of a session, unless the session has ended or the key was revoked.
 
         The key may have expired. Counts as a use of the session.
         """
@@ -358,7 +359,9 @@ class SessionStore(Queries):
         return read_key(row)
 
     def hashes(self) -> frozenset[str]:
-        """The hashes (`key_hash`) of all sessions that have not ended, and whose keys have not."""
+        """Return the hashes (`key_hash`) of all sessions that have not ended, and whose keys have
+        not.
+        """
         query = select(sessions.c.token_hash).join(api_keys, sessions.c.key_id == api_keys.c.id)
         key_valid = api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > self._now())
         with self._read() as connection:
@@ -366,7 +369,7 @@ class SessionStore(Queries):
             return frozenset(found.scalars())
 
     def of_same_key(self, token: str) -> Sequence[Session]:
-        """The sessions of the key that a session stands for, the newest first."""
+        """Return the sessions of the key that a session stands for, the newest first."""
         mine = sessions.c.token_hash == key_hash(token)
         query = (
             select(sessions)
@@ -381,14 +384,14 @@ class SessionStore(Queries):
             ]
 
     def end_others(self, token: str) -> int:
-        """End the other sessions of the key that a session stands for; returns how many."""
+        """End the other sessions of the key that a session stands for; return how many."""
         others = sessions.c.token_hash != key_hash(token)
         with self._write() as connection:
             mine = delete(sessions).where(sessions.c.key_id == _key_of(token), others)
             return connection.execute(mine).rowcount
 
     def end(self, token: str) -> None:
-        """End a session. One that has ended stays so."""
+        """End a session. A session that has ended stays so."""
         with self._write() as connection:
             mine = sessions.c.token_hash == key_hash(token)
             connection.execute(delete(sessions).where(mine))
@@ -398,6 +401,6 @@ class SessionStore(Queries):
 
 
 def _key_of(token: str) -> ScalarSelect[int]:
-    """The id of the key that a session stands for."""
+    """Return the id of the key that a session stands for."""
     mine = sessions.c.token_hash == key_hash(token)
     return select(sessions.c.key_id).where(mine).scalar_subquery()

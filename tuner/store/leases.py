@@ -1,4 +1,4 @@
-"""The queue for workers: claims, and keeping or giving up leases."""
+"""Keep the queue for workers: claim jobs, and keep or give up leases."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ AGED = timedelta(hours=1)
 def next_queued(
     connection: Connection, filters: Sequence[JobFilter], now: datetime
 ) -> RowMapping | None:
-    """The row of the next job of the first filter that has one, locked."""
+    """Return the row of the next job of the first filter that has a job, locked."""
     for wanted in filters:
         for client in _clients_in_turn(connection, wanted, now):
             query = candidates(wanted, now, jobs.c.client == client).with_for_update(
@@ -89,15 +89,15 @@ def take_turn(connection: Connection, client: str) -> None:
 
 
 def due(now: datetime) -> ColumnElement[bool]:
-    """Whether a queued job may be claimed now."""
+    """Return the condition that a queued job may be claimed now."""
     return or_(jobs.c.available_at <= now, jobs.c.available_at > now + LONGEST_DELAY)
 
 
 def _clients_in_turn(connection: Connection, wanted: JobFilter, now: datetime) -> list[str]:
-    """The clients with jobs for a filter: urgent jobs first, then who was served longest ago.
+    """Return the clients with jobs for a filter: urgent jobs first, then the longest unserved.
 
     An urgent job is not first if a client whose job waited for `AGED` was served longer ago than
-    all clients with urgent ones.
+    all clients with urgent jobs.
     """
     clients = _queued_clients(wanted.needs_gpu)
     first = (
@@ -120,14 +120,14 @@ def _clients_in_turn(connection: Connection, wanted: JobFilter, now: datetime) -
     urgent = [row.client for row in in_turn if row.priority == Priority.URGENT]
     others = [row.client for row in in_turn if row.priority != Priority.URGENT]
     pressing = [one for one in in_turn if one.priority == Priority.URGENT or one.since < now - AGED]
-    # A job that waited for long takes turns with urgent ones, and passes by no other client's.
+    # A job that waited for long takes turns with urgent jobs, and passes by no other client's.
     if pressing and pressing[0].priority != Priority.URGENT:
         return [*others, *urgent]
     return [*urgent, *others]
 
 
 def _queued_clients(needs_gpu: bool) -> CTE:
-    """Each client with queued jobs once, by one step along the index for each client.
+    """Select each client with queued jobs once, by one step along the index for each client.
 
     DISTINCT would read the entries of all queued jobs.
     """
@@ -140,7 +140,7 @@ def _queued_clients(needs_gpu: bool) -> CTE:
 
 
 def candidates(wanted: JobFilter, now: datetime, mine: ColumnElement[bool]) -> Select[Any]:
-    """The row of the first job that a filter lets through, of those for which `mine` is true."""
+    """Select the first job that a filter lets through, among the jobs for which `mine` is true."""
     query = (
         select(jobs)
         .where(IS_QUEUED, jobs.c.needs_gpu == wanted.needs_gpu, mine, due(now))
@@ -164,10 +164,10 @@ class Leases(Queries):
     def claim(
         self, filters: Sequence[JobFilter], owner: str, preferred: Mapping[str, str] | None = None
     ) -> Lease | None:
-        """Claim the next job of the first filter that has one; None also for a drained worker.
+        """Claim the next job of the first filter that has a job; None also for a drained worker.
 
-        The most urgent jobs come first, and among them the one of the client that was served
-        longest ago. `preferred` tells what an engine without a version means to the worker, as
+        The most urgent jobs come first, and among them the job of the client that was served
+        longest ago. `preferred` gives the worker's version of an engine without a version, as
         `sglang==0.5.16`: the lease's request has it, and the job too once its run has begun. Raises
         UnusableStore, too, if the schema is no longer this program's.
         """
@@ -199,7 +199,7 @@ class Leases(Queries):
             update_job(connection, mine, lease_expires_at=expiry)
 
     def look(self, lease: Lease) -> HeldJob:
-        """What the store says of the lease's job. Writes nothing."""
+        """Return the lease's job as the store has it. Writes nothing."""
         with self._read() as connection:
             return held_of(leased_row(connection, lease, lock=False))
 
@@ -240,7 +240,7 @@ class Leases(Queries):
             refuse(connection, row, now, reason)
 
     def held(self) -> Mapping[str, HeldJob]:
-        """The jobs that workers hold, by id."""
+        """Return the jobs that workers hold, by id."""
         with self._read() as connection:
             rows = connection.execute(select(jobs).where(IS_HELD)).mappings()
             return {row["id"]: held_of(row) for row in rows}
@@ -249,8 +249,8 @@ class Leases(Queries):
         """Take a held job from its worker, unless it changed since it was `seen`.
 
         A worker that renews its lease and never begins to tune is set aside. A job that was not
-        begun loses no attempt. Several processes may do this at once. Returns the job; None where
-        it changed.
+        begun loses no attempt. Several processes may do this at once. Returns the job; None if it
+        changed.
         """
         with self._write() as connection:
             now = self._now(connection)
@@ -267,7 +267,7 @@ class Leases(Queries):
             return read_job(taken)
 
     def unannounced(self, since: timedelta) -> Job | None:
-        """The queued job whose announcement is the oldest, if it is older than `since`.
+        """Return the queued job whose announcement is the oldest, if it is older than `since`.
 
         The caller announces it, so its announcement is now. One job at a time is enough, and keeps
         messages few: a worker that is awake does jobs until none is left.
@@ -288,7 +288,9 @@ class Leases(Queries):
             return read_job(row)
 
     def store(self, lease: Lease) -> LeasedResults:
-        """The results for that job's worker to write. It shares this object's connections."""
+        """Return the results for that job's worker to write. They share this object's
+        connections.
+        """
         return LeasedResults(self.database, lease, self._clock)
 
     def _end(
@@ -376,7 +378,7 @@ class LeasedResults(ResultStore):
         return inserted
 
     def _incumbent_times(self, new: Sequence[Trial]) -> dict[str, dict[str, float]]:
-        """The times of the incumbents among some trials, by point and name."""
+        """Return the times of the incumbents among some trials, by point and name."""
         found: dict[str, dict[str, float]] = {}
         for trial in new:
             name, time_us = self._incumbents.get(trial.candidate), trial.measurement.median_us
@@ -396,7 +398,9 @@ class LeasedResults(ResultStore):
 
 
 def _best(connection: Connection, run_id: int, points: Iterable[Point]) -> dict[str, float]:
-    """Triton's best time of the run so far, in microseconds, at each of these points with one."""
+    """Return Triton's best time of the run so far, in microseconds, at each of these points that
+    has a time.
+    """
     wanted = {(p.part.value, p.batch_size, p.new_tokens, p.cached_tokens): str(p) for p in points}
     place = [trials.c[name] for name in POINT_COLUMNS]
     query = (

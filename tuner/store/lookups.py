@@ -1,4 +1,4 @@
-"""What is stored, by environment and problem. Lists come in pages, each a walk along an index."""
+"""Look up results by environment and problem. Lists come in pages, each a walk along an index."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ Seen = Mapping[int, datetime | None]  # when each environment's newest winner wa
 
 
 def _seen_now(connection: Connection) -> Seen:
-    """Read it from an index. In an environment, what is published later has a later time."""
+    """Read the newest publication of each environment from an index.
+
+    In an environment, later publications have later times.
+    """
     mine = winners.c.environment_id == environments.c.id
     newest = select(func.max(winners.c.published_at)).where(mine).scalar_subquery()
     rows = connection.execute(select(environments.c.id, newest))
@@ -43,12 +46,12 @@ def _seen_now(connection: Connection) -> Seen:
 
 
 def _point_text() -> ColumnElement[str]:
-    """A point as text, in the form that `read_points` reads."""
+    """Return a point as text, in the form that `read_points` reads."""
     part, *numbers = (cast(winners.c[name], Text) for name in POINT_COLUMNS)
     return sum((" " + number for number in numbers), start=part)
 
 
-# Points at which a prediction keeps what the engine ships: no kernel was compiled for them.
+# Points at which a prediction keeps the engine's shipped entry: no kernel was compiled for them.
 # PostgreSQL groups by no expression with parameters.
 _KEPT = winners.c.compile_status == literal_column(f"'{Status.INCUMBENT.value}'")
 
@@ -82,13 +85,13 @@ _NEWEST = (
     .scalar_subquery()
     .label("newest")
 )
-_TIMED = (Status.OK, Status.PREDICTED)  # statuses with times; the first one counts
+_TIMED = (Status.OK, Status.PREDICTED)  # statuses with times; the first counts
 _AT_ONCE = 100  # problems that are read to fill up a page
 
 
 @dataclass(frozen=True)
 class StoredSummary:
-    """What the store holds for one problem in one environment."""
+    """The stored results of one problem in one environment."""
 
     cursor: tuple[int, int]  # (environment id, problem id)
     environment: Environment
@@ -96,10 +99,10 @@ class StoredSummary:
     points: dict[Status, int]  # the number of points by their winners' status
     oldest: datetime
     newest: datetime
-    # How many times as fast the winners are as what the gain is over: the geometric mean over the
-    # measured sizes, or over the predicted ones if none is measured. None: nothing is timed.
+    # How many times as fast as their baselines the winners are: the geometric mean over the
+    # measured sizes, or over the predicted sizes if none is measured. None: nothing is timed.
     speedup: float | None
-    over_without_us: bool  # at all these sizes it is over what a server runs without this program
+    over_without_us: bool  # at all these sizes the baseline is the kernel that runs without us
 
 
 @dataclass(frozen=True)
@@ -117,12 +120,11 @@ class Lookups(Queries):
     def published(
         self, devices: Collection[str], engines: Collection[str], wanted: Collection[Problem]
     ) -> Sequence[Published]:
-        """The current results of some problems, and the newest result of each environment.
+        """Return the current results of some problems, and the newest result of each environment.
 
-        Results of the shelf are among the former.
-
-        Each engine version has current results. The newest result of an environment may be of any
-        problem, and has no points. It tells which environment is newest.
+        The current results include results of the shelf. Each engine version has current results.
+        The newest result of an environment may be of any problem, and has no points. It tells which
+        environment is newest.
         """
         here = environments.c.device.in_(devices) & environments.c.engine.in_(engines)
         specs = [problem.spec() for problem in wanted]
@@ -146,7 +148,7 @@ class Lookups(Queries):
             return [*chain.from_iterable(map(current_points, by_version.values())), *known]
 
     def environments(self, devices: Collection[str]) -> Sequence[EnvironmentSeen]:
-        """The environments that have winners, of some devices."""
+        """Return the environments that have winners, of some devices."""
         mine = winners.c.environment_id == environments.c.id
         newest = select(func.max(winners.c.published_at)).where(mine).scalar_subquery()
         family = (
@@ -170,7 +172,7 @@ class Lookups(Queries):
     def stored_summaries(
         self, device: str | None, after: tuple[int, int] | None, limit: int
     ) -> Sequence[StoredSummary]:
-        """A page of what is stored, by environment and problem."""
+        """Return a page of stored results, by environment and problem."""
         found: list[StoredSummary] = []
         first, skip = after or (0, 0)
         query = select(environments).where(environments.c.id >= first).order_by(environments.c.id)
@@ -187,9 +189,9 @@ class Lookups(Queries):
         return found
 
     def changed_summaries(self, seen: Seen | None) -> tuple[Sequence[StoredSummary], Seen]:
-        """What is stored that was not yet at `seen`, and what to ask with next time.
+        """Return the results that were not yet stored at `seen`, and the `seen` for the next call.
 
-        Without `seen`, all that is stored is answered.
+        Without `seen`, all stored results are returned.
         """
         found: list[StoredSummary] = []
         with self._read() as connection:
@@ -201,7 +203,7 @@ class Lookups(Queries):
         return found, now
 
     def winner_counts(self) -> dict[int, int]:
-        """The number of winners of each environment, by its id.
+        """Return the number of winners of each environment, by its id.
 
         432,000 of them took 0.12 s on SQLite, on a machine that did other work.
         """
@@ -226,7 +228,9 @@ def _published(row: RowMapping, places: Mapping[int, Environment]) -> Published:
 def _mean_gains(
     connection: Connection, environment_id: int, problem_ids: Collection[int]
 ) -> dict[int, tuple[float, bool]]:
-    """By problem, its gain as `StoredSummary` has it, and what that is over."""
+    """Return by problem its gain as `StoredSummary` has it, and whether its baselines run without
+    us.
+    """
     alone, mine = func.sum(winners.c.over_us), func.sum(winners.c.median_us)
     told = (winners.c.over == winners.c.without_us) & (winners.c.over != "")
     key = winners.c.problem_id, winners.c.status
@@ -260,9 +264,9 @@ def _summaries(
     limit: int | None,
     since: datetime | None = None,
 ) -> list[StoredSummary]:
-    """The next `limit` problems of one environment with an id above `past` that can be read.
+    """Return the next `limit` readable problems of one environment with an id above `past`.
 
-    With `since`, only the problems with a winner that was published later.
+    With `since`, return only the problems with a winner that was published later.
     """
     found: list[StoredSummary] = []
     place, at_once = read_environment(environment), limit
@@ -284,7 +288,7 @@ def _problem_rows(
     limit: int | None,
     since: datetime | None,
 ) -> Sequence[RowMapping]:
-    """Counts and dates of the winners of the next `limit` problems, readable or not."""
+    """Return counts and dates of the winners of the next `limit` problems, readable or not."""
     mine = winners.c.environment_id == environment_id
     wanted = mine & (winners.c.problem_id > past)
     if since is not None:

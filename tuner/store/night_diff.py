@@ -1,7 +1,7 @@
-"""What changed between two nights.
+"""Compare two nights.
 
-A winner is replaced by the next one of its environment, so the store does not keep what a night
-published. It keeps each run with its trials, and the jobs say which run was a night's.
+A winner is replaced by the next winner of its environment, so the store does not keep a night's
+publications. It keeps each run with its trials, and the jobs say which run was a night's.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Times = Mapping[str, tuple[Mapping[str, Any], float]]  # by size: configuration,
 
 @dataclass(frozen=True)
 class ProblemDiff:
-    """One problem of two nights. Gains are geometric means over the sizes that both timed."""
+    """A problem of two nights. Gains are geometric means over the sizes that both timed."""
 
     device: str
     problem: str
     change: str  # "only before", "only now", "changed", "the same" or "not comparable"
-    states: tuple[str, str]  # of the jobs; empty where a night had none
-    versions: tuple[str, str]  # of the engine and Triton; empty where nothing ran
+    states: tuple[str, str]  # of the jobs; empty if a night had none
+    versions: tuple[str, str]  # of the engine and Triton; empty if nothing ran
     sizes: int  # that both nights timed
-    changed: tuple[str, ...]  # of these, those whose fastest configuration is another one
-    faster: float | None  # old times over new ones
+    changed: tuple[str, ...]  # of these, the sizes whose fastest configuration has changed
+    faster: float | None  # old times over new times
 
     def __str__(self) -> str:
         said = f"{self.change}: {self.problem} on {self.device}"
@@ -90,7 +90,7 @@ class _NightJob:
 
 
 def diff_nights(store: Database, schedule: str, before: date, now: date) -> NightDiff:
-    """Compare two finished nights. Raises BadInput for a day without one."""
+    """Compare two finished nights. Raises BadInput for a day without a night."""
     nights = NightStore(store)
     old, new = (_NightJobs(store).jobs_of(nights, schedule, day) for day in (before, now))
     places = sorted({*old, *new})
@@ -117,7 +117,9 @@ class _NightJobs(Queries):
         }
 
     def _rows(self, ids: Sequence[str]) -> list[Row[Any]]:
-        """The jobs in the order in which they were posted, with the environments of their runs."""
+        """Return the jobs in the order in which they were posted, with the environments of their
+        runs.
+        """
         query = (
             select(
                 *(jobs.c[name] for name in ("device", "state", "run_id", "request")),
@@ -135,7 +137,7 @@ class _NightJobs(Queries):
             ]
 
     def _times(self, run_ids: Sequence[int]) -> dict[int, dict[str, tuple[Any, float]]]:
-        """The fastest trial of each size of each run."""
+        """Return the fastest trial of each size of each run."""
         point = [trials.c[name] for name in POINT_COLUMNS]
         place = func.row_number().over(
             partition_by=[trials.c.run_id, *point], order_by=[trials.c.median_us, trials.c.id]
@@ -165,7 +167,7 @@ def _version(row: Row[Any]) -> str:
 
 
 def _in_order(row: Row[Any]) -> tuple[int, ...]:
-    """The place of a size: parts in the order of their launches."""
+    """Return the place of a size: parts in the order of their launches."""
     order = [part.value for part in parts()].index(row.part)
     return row.batch_size, row.new_tokens, row.cached_tokens, order
 

@@ -1,4 +1,4 @@
-"""Nights and watches."""
+"""Store nights and watches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StoredWatch:
 
 @dataclass(frozen=True)
 class Night:
-    """One round of a schedule."""
+    """A round of a schedule."""
 
     id: int
     schedule: str
@@ -43,8 +43,8 @@ class Night:
     finished_at: datetime | None
 
     def has_done(self, watch_list: str) -> bool:
-        """Return whether a round was done with that content of a file, or any round if it is ""."""
-        # The summary of an earlier release has no rounds, and is that of one.
+        """Say whether a round was done with that content of a file, or any round if it is ""."""
+        # The summary of an earlier release has no rounds, and is the summary of one round.
         of_before = {"error": "", "watch_list": watch_list}
         rounds = (self.summary or {}).get("rounds", [of_before])
         return any(not one["error"] and watch_list in ("", one["watch_list"]) for one in rounds)
@@ -85,7 +85,7 @@ def _counts(watched: int | None, *lengths: int | None) -> dict[str, int] | None:
 
 
 def _added(record: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a night's record with what one more round did."""
+    """Add the work of one more round to a night's record."""
     whole = {**record, **new}
     for name in _GROWING:
         known: dict[str, Any] = {}
@@ -116,9 +116,9 @@ class NightStore(Queries):
     ) -> datetime | None:
         """Return since when the caller does a round of that night; None if there is none to do.
 
-        A round is to be done if no process does one that may still end, and none was done with
-        that `watch_list`, the name of a file's content. "" is part of every list. With `again`, a
-        round is to be done whatever was done before.
+        A round is to be done if no process does a round that may still end, and no round was done
+        with that `watch_list`, the name of a file's content. "" is part of every list. With
+        `again`, a round is to be done even if rounds were done before.
         """
         with self._write() as connection:
             now = self._now(connection)
@@ -146,7 +146,7 @@ class NightStore(Queries):
         watch_list: str = "",
         error: str = "",
     ) -> None:
-        """Add what the round that `began` then did to the night's record.
+        """Add the work of the round that `began` then to the night's record.
 
         The night has ended, unless another process took this round for killed and does it again.
         """
@@ -161,11 +161,11 @@ class NightStore(Queries):
             connection.execute(update(nightly_runs).where(*_round(schedule, day)).values(**values))
 
     def last(self, schedule: str | None = None) -> Night | None:
-        """The newest round of a schedule, or of all; None before the first."""
+        """Return the newest round of a schedule, or of all; None before the first."""
         return next(iter(self.nights(schedule, limit=1)), None)
 
     def night(self, schedule: str, day: date) -> Night | None:
-        """The round of a day; None if there was none."""
+        """Return the round of a day; None if there was none."""
         query = _columns(nightly_runs, Night).where(*_round(schedule, day))
         with self._read() as connection:
             row = connection.execute(query).one_or_none()
@@ -177,7 +177,7 @@ class NightStore(Queries):
         after: tuple[date, int] | None = None,
         limit: int = 50,
     ) -> Sequence[Night]:
-        """A page of nights, the newest first; `after` is the last page's last (date, id)."""
+        """Return a page of nights, the newest first; `after` is the last page's last (date, id)."""
         query = _newest(_columns(nightly_runs, Night), after, limit)
         if schedule is not None:
             query = query.where(nightly_runs.c.schedule == schedule)
@@ -187,7 +187,9 @@ class NightStore(Queries):
     def counted(
         self, after: tuple[date, int] | None = None, limit: int = 50
     ) -> Sequence[NightCounts]:
-        """As `nights`, with the lengths of the lists in the summaries, which may be long."""
+        """Return nights as `nights`, with the lengths of the lists in the summaries, which may be
+        long.
+        """
         names = "id", "schedule", "date", "started_at", "finished_at"
         lists = (func.json_array_length(nightly_runs.c.summary[name]) for name in _COUNTED)
         watched = nightly_runs.c.summary["watched"].as_integer()
@@ -201,7 +203,9 @@ class NightStore(Queries):
         ]
 
     def last_posted(self, keys: Sequence[str]) -> dict[str, tuple[datetime, bool]]:
-        """When a request with each of these keys was last posted, and whether it is unfinished."""
+        """Return when a request with each of these keys was last posted, and whether it is
+        unfinished.
+        """
         unfinished = func.count(jobs.c.id).filter(IS_COALESCIBLE)
         query = select(jobs.c.request_key, func.max(jobs.c.created_at), unfinished)
         query = query.group_by(jobs.c.request_key)
@@ -213,13 +217,13 @@ class NightStore(Queries):
         return found
 
     def watch(self, watch_id: int) -> StoredWatch | None:
-        """The watch with that id, if there is one."""
+        """Return the watch with that id, if there is one."""
         with self._read() as connection:
             row = connection.execute(_WATCHES.where(watches.c.id == watch_id)).one_or_none()
         return None if row is None else StoredWatch(*row)
 
     def watches(self) -> Sequence[StoredWatch]:
-        """The watches that were added, in order of their ids."""
+        """Return the watches that were added, in order of their ids."""
         with self._read() as connection:
             return [StoredWatch(*row) for row in connection.execute(_WATCHES)]
 
@@ -237,7 +241,7 @@ class NightStore(Queries):
             return StoredWatch(*connection.execute(query).one())
 
     def remove_watch(self, watch_id: int) -> bool:
-        """Remove a watch. Returns whether there was one."""
+        """Remove a watch. Say whether there was one."""
         with self._write() as connection:
             removed = connection.execute(delete(watches).where(watches.c.id == watch_id))
             return removed.rowcount == 1
@@ -274,5 +278,5 @@ def _round(schedule: str, day: date) -> tuple[Any, Any]:
 
 
 def in_parts(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    """Values in parts of `AT_ONCE`."""
+    """Split values into parts of `AT_ONCE`."""
     return (values[at : at + AT_ONCE] for at in range(0, len(values), AT_ONCE))

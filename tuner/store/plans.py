@@ -1,4 +1,4 @@
-"""Plan the problems of a model with what the store knows of them."""
+"""Plan the problems of a model with their stored results."""
 
 from __future__ import annotations
 

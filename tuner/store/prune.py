@@ -1,4 +1,4 @@
-"""Delete what is old and what no result needs: the one place where trials are ever deleted."""
+"""Delete old rows that no result needs: the one place where trials are ever deleted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Pruning(Queries):
     def prune(self, older_than: timedelta) -> dict[str, int]:
         """Delete jobs that ended so long ago, nights, and runs with their trials; return how many.
 
-        A run stays as long as a winner is of it or a job has it. Raises UnusableStore.
+        A run stays as long as a winner is from it or a job has it. Raises UnusableStore.
         """
         before = self._now() - older_than
         ended = jobs.c.state.not_in([state.value for state in UNFINISHED])
@@ -50,7 +50,7 @@ class Pruning(Queries):
     def _delete(self, some: Select[Any], *columns: Column[Any]) -> dict[str, int]:
         """Delete the rows whose columns have the ids of a query, again until it has none.
 
-        The last column is that of the ids. Returns the numbers of rows by table.
+        The last column holds the ids. Returns the numbers of rows by table.
         """
         gone: dict[str, int] = {}
         while True:

@@ -1,4 +1,4 @@
-"""Results of a server, for the commands that read and write those of this machine's store."""
+"""Read and withdraw a server's results, in place of this machine's store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tuner.store.result_files import read_winner
 
 
 class StoredResults(Protocol):
-    """What a server and the local store (`ResultStore`) have in common."""
+    """The methods that a server and the local store (`ResultStore`) share."""
 
     def winners(
         self, *, device: str, engine: str, engine_version: str | None = None
@@ -21,7 +21,7 @@ class StoredResults(Protocol):
 
 
 class RemoteResults:
-    """The results of a server. Methods raise what `RemoteQueue` raises."""
+    """The results of a server. Methods raise the errors of `RemoteQueue`."""
 
     def __init__(self, server: RemoteQueue) -> None:
         self._server = server
@@ -29,10 +29,10 @@ class RemoteResults:
     def winners(
         self, *, device: str, engine: str, engine_version: str | None = None
     ) -> list[Winner]:
-        """As `ResultStore.winners`."""
+        """Return winners as `ResultStore.winners` does."""
         spec = f"{engine}=={engine_version}" if engine_version else engine
         return list(self._server.winners(device, spec, read_winner))
 
     def withdraw(self, problem: Problem, device: str, engine: str) -> None:
-        """As `ResultStore.withdraw`."""
+        """Withdraw winners as `ResultStore.withdraw` does."""
         self._server.withdraw(problem.spec(), device, engine)

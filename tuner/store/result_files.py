@@ -1,6 +1,6 @@
-"""Results of runs as JSON, and files of them: one object for each run, with what it published.
+"""Write results of runs as JSON, and into files: an object for each run, with its winners.
 
-No trials are among them: they say what was tried, and entries say what counts.
+No trials are among them: trials say which candidates were tried, and entries say which count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COMPUTED = ("over", "over_us")  # columns of an entry that follow from the othe
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run, and what it published."""
+    """A finished run, and the entries that it published."""
 
     key: RunKey
     entries: tuple[Entry, ...]
@@ -35,7 +35,7 @@ class RunResult:
     models: tuple[str, ...] = ()  # that run the problem, as "deepseek-r1 tp 8", if it is told
 
     def as_json(self) -> dict[str, Any]:
-        """The result as JSON, which `read_result` reads back."""
+        """Return the result as JSON, which `read_result` reads back."""
         row = run_row(self.key)
         del row["fingerprint"]
         return {
@@ -73,7 +73,7 @@ def read_result(values: object) -> RunResult:
 
 
 def winner_json(winner: Winner) -> dict[str, Any]:
-    """A winner as JSON, which `read_winner` reads back."""
+    """Return a winner as JSON, which `read_winner` reads back."""
     other = winner.unpredicted
     return {
         "problem": winner.problem.spec(),

@@ -1,4 +1,4 @@
-"""Runs and trials, from which tuning resumes, and winners, which are exported and shown."""
+"""Store runs and trials, from which tuning resumes, and winners, which are exported and shown."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ SELECT_WINNERS = (  # the rows that `read_winner` reads
     .join(environments, winners.c.environment_id == environments.c.id)
 )
 
-# What older releases kept of a mishap; they took a compiler's death for an error of the kernel.
+# Mishaps that older releases kept; they took a compiler's death for an error of the kernel.
 _MISHAP = trials.c.status.in_([status.value for status in MISHAPS]) | (
     (trials.c.status == Status.COMPILE_ERROR.value)
     & trials.c.compile_detail.startswith("the process ended (")
@@ -87,13 +87,13 @@ class ResultStore(Queries):
     """Stores runs with their trials, and winners; reads and withdraws them.
 
     Every method is one transaction, and raises UnusableStore when the database fails. Winners of
-    the shelf stand beside the store's, where the store has none.
+    the shelf stand beside the store's, if the store has none.
     """
 
     shelf: ClassVar[bool] = True
 
     def begin_run(self, key: RunKey) -> Run:
-        """Begin the run with this key: a new one, or the stored one with its trials.
+        """Begin the run with this key: a new run, or the stored run with its trials.
 
         Mishaps that an older release stored as trials are forgotten.
         """
@@ -101,13 +101,13 @@ class ResultStore(Queries):
             return self._begin(connection, key)
 
     def trials(self, run: Run) -> list[Trial]:
-        """A run's trials in the order in which they were added."""
+        """Return a run's trials in the order in which they were added."""
         query = select(trials).where(trials.c.run_id == run.id).order_by(trials.c.id)
         with self._read() as connection:
             return [read_trial(row) for row in connection.execute(query).mappings()]
 
     def add_trials(self, run: Run, new: Iterable[Trial]) -> None:
-        """Add all trials or none. A candidate's first trial stays where the run has one already.
+        """Add all trials or none. If the run has a trial of a candidate already, that trial stays.
 
         Mishaps are not kept: they are no verdicts.
         """
@@ -117,13 +117,13 @@ class ResultStore(Queries):
                 self._add(connection, run, added)
 
     def expect(self, run: Run, outlook: Outlook) -> None:
-        """Do nothing: nobody follows a run that is not a job's."""
+        """Do nothing: nobody follows a run without a job."""
 
     def finish_run(self, run: Run, entries: Iterable[Entry], totals: Totals) -> None:
         """Publish the run's entries as winners and mark it DONE, all or nothing.
 
         An entry replaces the winner with the same problem, environment, point and status. So a
-        predicted entry never replaces a measured one.
+        predicted entry never replaces a measured entry.
         """
         with self._write() as connection:
             self._finish(connection, run, entries, totals)
@@ -142,10 +142,10 @@ class ResultStore(Queries):
         triton: str | None = None,
         problem: Problem | None = None,
     ) -> list[Winner]:
-        """The current winners, in order of problem, size and part (up before down).
+        """Return the current winners, in order of problem, size and part (up before down).
 
-        Those of one version of an engine may come from the shelf. `current_winners` tells which one
-        is current where a point has several. Each predicted one has its `unpredicted`.
+        With a version of the engine, winners may come from the shelf. `current_winners` chooses the
+        current winner if a point has several. Each predicted winner has its `unpredicted`.
         """
         wanted: dict[Any, str | None] = {
             environments.c.device: device,
@@ -161,7 +161,7 @@ class ResultStore(Queries):
         return beside_predictions(current_winners(found), found)
 
     def winners_state(self, *, device: str, engine: str, engine_version: str) -> str:
-        """A text that changes whenever `winners` of these would answer otherwise.
+        """Return a text that changes whenever `winners` of these would answer otherwise.
 
         Entries that were published together have one time, and keep it until they are replaced.
         """
@@ -176,9 +176,9 @@ class ResultStore(Queries):
             return hashlib.sha256(repr([tuple(row) for row in rows]).encode()).hexdigest()
 
     def winners_in(self, problem: Problem, environment: Environment) -> list[Winner]:
-        """All winners for a problem in an environment, current or not.
+        """Return all winners for a problem in an environment, current or not.
 
-        Those of the shelf come first. They may have been measured with another driver.
+        Winners of the shelf come first. They may have been measured with another driver.
         """
         found = winners_like(problem, environment) if self.shelf else []
         return found + self._winners(
@@ -193,7 +193,7 @@ class ResultStore(Queries):
             return [read_winner(row) for row in rows if is_readable(row["spec"])]
 
     def winners_at(self, problem: Problem, device: str, engine: str) -> Sequence[Winner]:
-        """The winners of all environments, for a problem on a device with an engine."""
+        """Return the winners of all environments, for a problem on a device with an engine."""
         query = SELECT_WINNERS.where(
             problems.c.spec == problem.spec(),
             environments.c.device == device,
@@ -204,10 +204,9 @@ class ResultStore(Queries):
             return [read_winner(row) for row in connection.execute(query).mappings()]
 
     def withdraw(self, problem: Problem, device: str, engine: str) -> int:
-        """Delete the winners that `winners_at` answers; returns how many there were.
+        """Delete the winners that `winners_at` returns; return how many there were.
 
-        Runs and trials stay: they say what was tried. But no request is answered with them any
-        more: it is tuned anew.
+        Runs and trials stay. But no request is answered with them any more: it is tuned anew.
         """
         mine = select(problems.c.id).where(problems.c.spec == problem.spec())
         here = and_(environments.c.device == device, environments.c.engine == engine)
@@ -228,7 +227,7 @@ class ResultStore(Queries):
             return gone
 
     def trials_page(self, run_id: int, after: TrialCursor | None, limit: int) -> Sequence[Trial]:
-        """A page of a run's trials, in order of part, size and configuration."""
+        """Return a page of a run's trials, in order of part, size and configuration."""
         place = [trials.c[name] for name in (*POINT_COLUMNS, "config_key", "backend")]
         query = select(trials).where(trials.c.run_id == run_id).order_by(*place).limit(limit)
         if after is not None:
@@ -237,7 +236,9 @@ class ResultStore(Queries):
             return [read_trial(row) for row in connection.execute(query).mappings()]
 
     def winners_of(self, run_id: int) -> Sequence[Winner]:
-        """The winners for a run's problem in its environment, from that run or a later one."""
+        """Return the winners for a run's problem in its environment, from that run or a
+        later run.
+        """
         same = (runs.c.environment_id == winners.c.environment_id) & (
             runs.c.problem_id == winners.c.problem_id
         )
@@ -247,14 +248,14 @@ class ResultStore(Queries):
             return [read_winner(row) for row in connection.execute(query).mappings()]
 
     def trial_counts(self, run_id: int) -> dict[Status, int]:
-        """The number of a run's trials by their status."""
+        """Return the number of a run's trials by their status."""
         query = select(trials.c.status, func.count()).where(trials.c.run_id == run_id)
         with self._read() as connection:
             rows = connection.execute(query.group_by(trials.c.status))
             return {Status(status): count for status, count in rows}
 
     def times_of(self, run_id: int, some: Collection[Candidate]) -> dict[Candidate, float]:
-        """The times in a run, in microseconds, of those of some candidates that have one."""
+        """Return the times in a run, in microseconds, of the candidates that have a time."""
         place = [trials.c[name] for name in POINT_COLUMNS]
         query = select(trials.c.config_key, trials.c.median_us, *place).where(
             trials.c.run_id == run_id,
@@ -268,7 +269,9 @@ class ResultStore(Queries):
         return {wanted[at]: time for at, time in times.items() if at in wanted}
 
     def best_trials(self, run_id: int) -> dict[Point, float]:
-        """Triton's best time of a run so far, in microseconds, at each point that has one."""
+        """Return Triton's best time of a run so far, in microseconds, at each point that has a
+        time.
+        """
         place = [trials.c[name] for name in POINT_COLUMNS]
         query = (
             select(*place, func.min(trials.c.median_us))
@@ -322,8 +325,8 @@ class ResultStore(Queries):
     def _next_time(self, connection: Connection, environment_id: int) -> datetime:
         """Return the time, or just after the newest winner of the environment if a clock went back.
 
-        The environment is locked until the transaction ends. So what is published later has a later
-        time, and is seen later, whatever clocks say.
+        The environment is locked until the transaction ends. So later publications have later
+        times, and are seen later, even if clocks differ.
         """
         _lock_environments(connection, environments.c.id == environment_id)
         newest = func.max(winners.c.published_at)
@@ -339,7 +342,7 @@ class ResultStore(Queries):
 def _with_shelf(found: list[Winner], others: Sequence[Winner]) -> list[Winner]:
     """Add winners of the shelf to a store's, in order of problem, size and part.
 
-    Where both have a point of an environment, the store's counts.
+    If both have a point of an environment, the store's counts.
     """
     if not others:
         return found
@@ -354,7 +357,7 @@ def _with_shelf(found: list[Winner], others: Sequence[Winner]) -> list[Winner]:
 
 
 def by_point() -> tuple[ColumnElement[Any], ...]:
-    """Columns that sort winners by size, then by part in the order of launch."""
+    """Return columns that sort winners by size, then by part in the order of launch."""
     return (
         winners.c.batch_size,
         winners.c.new_tokens,
@@ -372,7 +375,7 @@ def _environment_id(connection: Connection, environment: Environment) -> int:
 
 
 def _id_of(connection: Connection, target: Table, row: dict[str, Any], unique: str) -> int:
-    """The id of the row with this unique value. Inserts the row where there is none."""
+    """Return the id of the row with this unique value. Inserts the row if there is none."""
     query = select(target.c.id).where(target.c[unique] == row[unique])
     found = connection.execute(query).scalar()
     if found is None:
@@ -388,7 +391,7 @@ def _publish(connection: Connection, row: dict[str, Any]) -> None:
 
 
 def _lock_environments(connection: Connection, which: ColumnElement[bool]) -> list[int]:
-    """Let nobody else change winners in these environments, and return their ids."""
+    """Keep other transactions from changing winners in these environments; return their ids."""
     query = select(environments.c.id).where(which).order_by(environments.c.id)
     return list(connection.execute(query.with_for_update(key_share=True)).scalars())
 
@@ -404,19 +407,18 @@ def run_of(connection: Connection, run_id: int) -> Run:
 
 
 def _columns(point: Point) -> tuple[str | int, ...]:
-    """A point's values of POINT_COLUMNS."""
     return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens
 
 
 def trial_cursor(trial: Trial) -> TrialCursor:
-    """The cursor with which `ResultStore.trials_page` continues after a trial."""
+    """Return the cursor with which `ResultStore.trials_page` continues after a trial."""
     tried = trial.candidate
     point, last = tried.point, (tried.config.key, tried.backend)
     return point.part.value, point.batch_size, point.new_tokens, point.cached_tokens, *last
 
 
 def parse_trial_cursor(values: object) -> TrialCursor:
-    """A cursor from JSON. Raises BadInput."""
+    """Read a cursor from JSON. Raises BadInput."""
     match values:
         case [str(part), int(size), int(new), int(cached), str(key), str(backend)]:
             return read_part(part).value, size, new, cached, key, backend

@@ -1,4 +1,4 @@
-"""Rows to dataclasses and back. Sizes are in bytes, times in microseconds."""
+"""Convert rows to dataclasses and back. Sizes are in bytes, times in microseconds."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def read_winner(row: RowMapping) -> Winner:
 
 
 def is_readable(spec: str) -> bool:
-    """Return whether this release knows a stored problem: a newer one may have others."""
+    """Say whether this release knows a stored problem: a newer release may have others."""
     try:
         parse_problem(spec)
     except BadInput:
@@ -166,7 +166,7 @@ def is_readable(spec: str) -> bool:
 
 
 def storable(text: str) -> str:
-    """`text` with replacements for what PostgreSQL or UTF-8 cannot hold: a crash may print it."""
+    """Replace characters that PostgreSQL or UTF-8 cannot hold: a crash may print them."""
     return text.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 

@@ -1,7 +1,7 @@
-"""The shelf: results that were measured elsewhere, and that are read where a store has none.
+"""Read the shelf: results measured elsewhere, which count if a store has none.
 
-It is a folder of files by card, engine and Triton, as `write_results` writes them. One comes
-with this program.
+It is a folder of files by card, engine and Triton, as `write_results` writes them. This program
+comes with a shelf.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHIPPED = Path(__file__).parents[1] / "shelf"
 
 
 def shelf_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the folder of TUNER_SHELF, or that of this program; None if the variable is empty.
+    """Return the folder of TUNER_SHELF, or this program's; None if the variable is empty.
 
     Raises BadInput if there is no such folder.
     """
@@ -33,8 +33,8 @@ def shelf_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     if not environ.get(FOLDER_VARIABLE):
         return None
     raise BadInput(
-        f"{FOLDER_VARIABLE}={folder} is no folder: name one that `tuner results export` wrote, or "
-        "leave it empty"
+        f"{FOLDER_VARIABLE}={folder} is no folder: name a folder that `tuner results "
+        "export` wrote, or leave it empty"
     )
 
 
@@ -71,7 +71,9 @@ def winners_like(problem: Problem, environment: Environment) -> list[Winner]:
 def published_for(
     devices: Collection[str], engines: Collection[str], wanted: Collection[Problem]
 ) -> list[Published]:
-    """Return the results of some problems, for all releases of the engines, whatever is here."""
+    """Return the results of some problems, for all releases of the engines, also releases that are
+    not here.
+    """
     return [
         Published(
             one.key.problem,

@@ -1,8 +1,8 @@
-"""The file of a SQLite store: made private, and watched while it is open.
+"""Make the file of a SQLite store private, and watch it while it is open.
 
 A process that closes any descriptor of a file loses all its POSIX locks on the file, and SQLite's
 locks are of that kind. Without them, the next process that closes the store deletes the log
-(`-wal`) of this one. So nothing but SQLite opens the database, its `-wal` or its `-shm`.
+(`-wal`) of this process. So nothing but SQLite opens the database, its `-wal` or its `-shm`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _Identity = tuple[int, int, int]
 
 
 def refuse_another_file(engine: Engine, path: str) -> None:
-    """Raise StoreReplaced once a file of the database at `path` is not the one that was opened.
+    """Raise StoreReplaced once a file of the database at `path` is not the file that was opened.
 
-    What is written to a deleted file is lost when the process ends, and SQLite would make a new
-    file for a new connection. Others may have written the database since its log was deleted: that
-    log must not be merged into it.
+    Rows that are written to a deleted file are lost when the process ends, and SQLite would make a
+    new file for a new connection. Others may have written the database since its log was deleted:
+    that log must not be merged into it.
     """
     files = _Files(path)
 
@@ -54,7 +54,7 @@ def refuse_another_file(engine: Engine, path: str) -> None:
 
 
 class _Files:
-    """Which files a database's connections opened: the database, its log and the log's index."""
+    """The files that a database's connections opened: the database, its log and the log's index."""
 
     def __init__(self, path: str) -> None:
         self._path, self._real = path, os.path.realpath(path)  # SQLite resolves links as well
@@ -69,7 +69,7 @@ class _Files:
                 self._opened[name] = found
 
     def check(self) -> None:
-        """Raises StoreReplaced. A log that was replaced is refused until the process ends."""
+        """Raise StoreReplaced. A log that was replaced is refused until the process ends."""
         for name, first in list(self._opened.items()):
             if _identity(name) == first or name in self._gone:
                 continue
@@ -94,7 +94,6 @@ def _identity(path: str) -> _Identity | None:
 
 
 def _is_open(wanted: _Identity) -> bool:
-    """Whether this process has the file open."""
     return any(_identity(str(one)) == wanted for one in Path("/proc/self/fd").iterdir())
 
 
@@ -114,5 +113,5 @@ def make_private(engine: Engine, path: str) -> None:
 
     @event.listens_for(engine, "do_connect")
     def _on_connect(*_: object) -> None:
-        with contextlib.suppress(OSError):  # it is there, or SQLite says what is wrong
+        with contextlib.suppress(OSError):  # it is there, or SQLite reports the fault
             os.mknod(os.path.realpath(path), stat.S_IFREG | 0o600)  # which does not open it

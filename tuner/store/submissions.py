@@ -49,13 +49,13 @@ def find_or_add(
     unmet: Unmet,
     most: int | None = None,
 ) -> tuple[datetime, Sequence[Submitted]]:
-    """Return the time, and for each request the job that answers it: an equal one, or a new one.
+    """Return the time, and for each request the job that answers it: an equal job, or a new job.
 
     The answers are locked until the transaction ends, so that no job that is cancelled or deleted
     meanwhile is an answer. Raises QueueFull if the client then has over `most` queued jobs.
     """
     keys = [request.key for request, _ in wanted]
-    # Where a batch has equal requests, the first is added and answers the others.
+    # If a batch has equal requests, the first is added and answers the others.
     first: dict[str, Asked] = {}
     for key, one in zip(keys, wanted, strict=True):
         first.setdefault(key, one)
@@ -101,7 +101,7 @@ def _done_jobs(
 
 
 def _still_there(connection: Connection, job_ids: Collection[str]) -> set[str]:
-    """Lock finished jobs against deletion, and return the ids of those that are not deleted."""
+    """Lock finished jobs against deletion, and return the ids of the jobs that are not deleted."""
     if not job_ids:
         return set()
     query = select(jobs.c.id).where(jobs.c.id.in_(job_ids)).order_by(jobs.c.id)
@@ -127,7 +127,7 @@ _EQUAL_BY_THEIR_CLOCK = _select_equal(
 
 
 def _answers_best(row: Mapping[Any, Any]) -> tuple[bool, datetime]:
-    """Sort the best answer last: an unfinished job, else the one that was done last."""
+    """Sort the best answer last: an unfinished job, else the job that was done last."""
     unfinished = row["finished_at"] is None
     return unfinished, row["created_at"] if unfinished else row["finished_at"]
 
@@ -242,6 +242,6 @@ def earlier_answer(connection: Connection, client: str, key: str, body_hash: str
     ids = row["job_ids"] or [row["job_id"]]
     found = connection.execute(select(jobs).where(jobs.c.id.in_(ids))).mappings()
     by_id = {one["id"]: read_job(one) for one in found}
-    if len(by_id) < len(set(ids)):  # one was deleted since the first statement, and the key with it
+    if len(by_id) < len(set(ids)):  # a job was deleted since the first statement, with the key
         return []
     return [by_id[job_id] for job_id in ids]

@@ -1,4 +1,4 @@
-"""The store's tables. A change here needs a migration; the tests compare the two."""
+"""Define the store's tables. A change here needs a migration; the tests compare the two."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def text_column(name: str) -> Column[str]:
 
 
 def _point() -> tuple[Column[Any], ...]:
-    """The columns of a `Point`. Only attention has tokens; elsewhere they are 0."""
+    """Return the columns of a `Point`. Only attention has tokens; elsewhere they are 0."""
     return (
         text_column("part"),
         Column("batch_size", Integer, nullable=False),
@@ -74,7 +74,7 @@ POINT_COLUMNS = ("part", "batch_size", "new_tokens", "cached_tokens")
 
 
 def _compiled() -> tuple[Column[Any], ...]:
-    """The columns of a `Compiled`, without its status."""
+    """Return the columns of a `Compiled`, without its status."""
     return (
         Column("shared_bytes", Integer),
         Column("n_regs", Integer),
@@ -158,7 +158,7 @@ WINNER_KEY = (
     *("environment_id", "problem_id", "status"),
     *("batch_size", "new_tokens", "cached_tokens", "part"),
 )
-# The key has the status, so that a predicted winner cannot replace a measured one.
+# The key has the status, so that a predicted winner cannot replace a measured winner.
 winners = Table(
     "winners",
     metadata,
@@ -175,7 +175,7 @@ winners = Table(
     Column("incumbents", JSON, nullable=False),
     Column("without_us", Text, nullable=False, server_default=""),  # an incumbent's name
     Column("server", JSON, nullable=False, server_default="{}"),  # that it is of
-    # What a gain is over, so that queries need no JSON: `gains.reference` of the entry.
+    # The baseline of a gain, so that queries need no JSON: `gains.reference` of the entry.
     Column("over", Text, nullable=False, server_default=""),
     Column("over_us", Double),
     text_column("reason"),
@@ -217,12 +217,12 @@ jobs = Table(
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
     Column("finished_at", UtcDateTime),
-    # sglang==0.5.16; sglang where nobody knew a version when the job was posted.
+    # sglang==0.5.16; sglang if nobody knew a version when the job was posted.
     Column("engine", Text, nullable=False, server_default=""),
     Column("clients", JSON, nullable=False, server_default="[]"),  # who waits for it
     Column("trial_count", Integer, nullable=False, server_default="0"),  # stored in this attempt
     Column("started_at", UtcDateTime),  # the first claim
-    Column("gpu_s", Double),  # what the attempt that ended it cost; None: not known
+    Column("gpu_s", Double),  # the cost of the attempt that ended it; None: not known
     Column("gpu_idle_s", Double),
     Column("cpu_s", Double),
 )
@@ -297,7 +297,7 @@ workers = Table(
     "workers",
     metadata,
     Column("id", Text, primary_key=True),  # one for each process; jobs.owner
-    text_column("name"),  # what people call it: the same after a restart
+    text_column("name"),  # people's name for it: the same after a restart
     text_column("host"),
     text_column("gpu"),  # its UUID; "" without one
     text_column("device"),  # of that GPU, by the device table
@@ -353,7 +353,7 @@ sessions = Table(
     "sessions",
     metadata,
     Column("token_hash", String(64), primary_key=True),  # sha256; the cookie is never stored
-    Column("key_id", ForeignKey(api_keys.c.id), nullable=False),  # the session may what it may
+    Column("key_id", ForeignKey(api_keys.c.id), nullable=False),  # the session has the key's rights
     Column("created_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime, nullable=False, index=True),
 )

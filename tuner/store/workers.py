@@ -1,4 +1,4 @@
-"""The workers' rows, and figures of the service: what monitoring reads, and how long runs take."""
+"""Store the workers' rows, and read figures of the service: for monitoring, and of runs' times."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class WorkerStore(Queries):
     """Stores workers. Methods are single transactions; a failing database raises UnusableStore."""
 
     def beat(self, info: WorkerInfo) -> WorkerState:
-        """Say that a worker lives and what it can do. Returns its state as stored.
+        """Say that a worker lives and which jobs it can do. Returns its state as stored.
 
-        It is `ACTIVE` at first, or as a process of its name was that died. An operator may have
-        changed it since.
+        It is `ACTIVE` at first, or has the state of a process of its name that died. An operator
+        may have changed it since.
         """
         with self._write() as connection:
             now = self._now(connection)
@@ -77,7 +77,7 @@ class WorkerStore(Queries):
             set_worker_aside(connection, worker_id, reason)
 
     def list(self, *, living: bool = False) -> Sequence[WorkerStatus]:
-        """All workers that are not forgotten, or the living ones, by host and name."""
+        """Return all workers that are not forgotten, or the living workers, by host and name."""
         held = select(jobs.c.id).where(jobs.c.state.in_(_HELD)).limit(1)
         own = held.where(jobs.c.owner == workers.c.id).correlate(workers).scalar_subquery()
         query = select(workers, own.label("job_id"))
@@ -89,13 +89,13 @@ class WorkerStore(Queries):
             return [_read(row, now) for row in connection.execute(query).mappings()]
 
     def reasons(self) -> Reasons:
-        """Return the object that says of jobs why they do not go on, by the store's clock."""
+        """Return the object that says why jobs do not go on, by the store's clock."""
         workers = self.list()
         with self._read() as connection:
             return Reasons(workers, self._now(connection))
 
     def drain(self, name: str) -> Sequence[str]:
-        """Let workers take no more jobs, and return their ids. They finish the jobs that they have.
+        """Let workers take no more jobs, and return their ids. They finish their present jobs.
 
         `name` is a worker's name or id, or a host for all of its workers. Raises UnknownWorker.
         """
@@ -130,7 +130,9 @@ class WorkerStore(Queries):
 
 
 def _inherited(connection: Connection, info: WorkerInfo) -> dict[str, Any]:
-    """What a new process has of the last one with its name, unless that was told to stop."""
+    """Return the state that a new process takes from the last process of its name, unless that was
+    stopped.
+    """
     columns = workers.c.state, workers.c.reason, workers.c.drain
     last = select(*columns).where(workers.c.name == info.name).order_by(workers.c.started_at.desc())
     row = connection.execute(last.limit(1)).mappings().one_or_none()
@@ -140,20 +142,23 @@ def _inherited(connection: Connection, info: WorkerInfo) -> dict[str, Any]:
 
 
 def set_worker_aside(connection: Connection, worker_id: str, reason: str) -> None:
-    """As `WorkerStore.set_aside`, in the caller's transaction."""
+    """Set a worker aside as `WorkerStore.set_aside` does, in the caller's transaction."""
     values = {"state": WorkerState.SET_ASIDE.value, "reason": storable(reason)}
     _set(connection, worker_id, **values)
 
 
 def may_claim(connection: Connection, worker_id: str) -> bool:
-    """Whether a worker may take a job. One without a row may."""
+    """Say whether a worker may take a job. A worker without a row may."""
     query = select(workers.c.state, workers.c.drain).where(workers.c.id == worker_id)
     row = connection.execute(query).one_or_none()
     return row is None or (row.state != WorkerState.SET_ASIDE.value and not row.drain)
 
 
 def is_alive(now: datetime) -> ColumnElement[bool]:
-    """A worker that was seen in the future was seen before the clock went back."""
+    """Return the condition that a worker was seen lately.
+
+    A worker that was seen in the future was seen before the clock went back.
+    """
     return and_(
         workers.c.seen_at > now - ALIVE,
         workers.c.seen_at < now + ALIVE,
@@ -185,12 +190,12 @@ FINISHED = tuple(state for state in JobState if state.finished)
 
 @dataclass(frozen=True)
 class QueueLength:
-    """The queued jobs of a device that need its GPU, or that need none."""
+    """The number of queued jobs of a device that need its GPU, or that need none."""
 
     device: str
     needs_gpu: bool
     jobs: int
-    oldest_s: float  # since the oldest one was posted, retried or given back
+    oldest_s: float  # since the oldest job was posted, retried or given back
 
 
 @dataclass(frozen=True)
@@ -203,7 +208,7 @@ class LiveWorker:
     state: str
 
     def serves(self, device: str, *, needs_gpu: bool) -> bool:
-        """Whether it now takes such jobs, if it has their engine."""
+        """Say whether it now takes such jobs, if it has their engine."""
         if self.state != "active":
             return False
         if needs_gpu:
@@ -213,19 +218,19 @@ class LiveWorker:
 
 @dataclass(frozen=True)
 class NewestNights:
-    """The newest round that was begun, and the newest one that was finished."""
+    """The newest round that was begun, and the newest round that was finished."""
 
     started_at: datetime | None
     finished_at: datetime | None
-    summary: Mapping[str, Any]  # of the finished one
+    summary: Mapping[str, Any]  # of the finished round
 
 
 @dataclass(frozen=True)
 class StoreFigures:
-    """What the store holds at one moment."""
+    """The contents of the store at one moment."""
 
     devices: frozenset[str]  # that have had jobs or lately had workers
-    queues: Sequence[QueueLength]  # without the empty ones
+    queues: Sequence[QueueLength]  # without empty queues
     held: Mapping[tuple[JobState, str], int]  # jobs that a worker has, by state and device
     overdue: int  # of these, jobs whose lease has run out
     workers: Sequence[LiveWorker]
@@ -255,7 +260,7 @@ class Figures(Queries):
     """Reads figures. Every method is one transaction, and raises UnusableStore."""
 
     def read(self) -> StoreFigures:
-        """The present figures. Raises UnusableStore for another version's schema too."""
+        """Return the present figures. Raises UnusableStore for another version's schema too."""
         with self._read() as connection:
             check_head(connection)
             now = time_of(connection, None)
@@ -270,7 +275,9 @@ class Figures(Queries):
             )
 
     def finished(self) -> dict[JobState, int]:
-        """The number of jobs in each final state. It reads an index entry for each such job."""
+        """Return the number of jobs in each final state, reading an index entry for
+        each such job.
+        """
         ended = jobs.c.state.in_([state.value for state in FINISHED])
         query = select(jobs.c.state, func.count()).where(ended).group_by(jobs.c.state)
         with self._read() as connection:
@@ -289,7 +296,7 @@ class Figures(Queries):
         return JobTimes(JobState(state), queued, started, finished)
 
     def pool(self) -> PoolUse | None:
-        """The use of this database's pool; None where connections are not pooled."""
+        """Return the use of this database's pool; None if connections are not pooled."""
         pool = self.database.engine.pool
         if not isinstance(pool, QueuePool):
             return None
@@ -297,7 +304,7 @@ class Figures(Queries):
 
 
 def _devices(connection: Connection, now: datetime) -> frozenset[str]:
-    # One probe of an index for each device, where DISTINCT would read an entry for each job.
+    # One probe of an index for each device; DISTINCT would read an entry for each job.
     first = select(func.min(jobs.c.device).label("device")).cte("seen", recursive=True)
     following = select(func.min(jobs.c.device)).where(jobs.c.device > first.c.device)
     seen = first.union_all(select(following.scalar_subquery()).where(first.c.device.is_not(None)))
@@ -360,7 +367,7 @@ class Estimates(Queries):
         self._known: dict[tuple[str, str, Effort], tuple[float, float | None]] = {}
 
     def of(self, job: Job) -> float | None:
-        """As `gpu_s`, to a tenth, for a job; None for one that needs no GPU or has ended."""
+        """Return `gpu_s`, to a tenth, for a job; None for a job that needs no GPU or has ended."""
         asked = job.request
         if not asked.needs_gpu or job.state.finished or isinstance(asked, UnreadableRequest):
             return None
@@ -368,10 +375,11 @@ class Estimates(Queries):
         return found and round(found, 1)
 
     def gpu_s(self, problem: Problem, device: str, effort: Effort, points: int) -> float | None:
-        """The seconds that a run over so many points will need a GPU; None where nothing is known.
+        """Estimate the seconds that a run over so many points will need a GPU; None if nothing is
+        known.
 
-        The newest runs of the family on the device say so, with the same effort. Without one, the
-        number of tries does, with the time of a try on an H200.
+        The newest runs of the family on the device with the same effort give the estimate. Without
+        such runs, the number of tries gives it, with the time of a try on an H200.
         """
         kind = problem.family, device, effort
         until, a_point = self._known.get(kind, (0.0, None))

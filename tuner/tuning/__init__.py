@@ -1,1 +1,1 @@
-"""One tuning run, whatever the family."""
+"""Tune one problem of any family."""

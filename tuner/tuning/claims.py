@@ -1,4 +1,4 @@
-"""Check entries that another machine says it measured, before they are believed."""
+"""Check entries that another machine says it measured."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tuner.tuning.tune import FixedStrategy
 
 
 def doubts(prepared: PreparedRun, entries: Sequence[Entry], workbench: Workbench) -> Iterator[str]:
-    """Say why entries are not believed; nothing if each compiles to what it says, fits the device
-    and stands beside the configurations that the engine really has.
+    """Say why entries are not believed; yield nothing if each entry compiles as it claims, fits the
+    device and has the engine's real configurations beside it.
     """
     own = prepared.goal(KnownBefore()).incumbents
     for entry in entries:
@@ -40,7 +40,9 @@ def doubts(prepared: PreparedRun, entries: Sequence[Entry], workbench: Workbench
 
 
 def measured_again(prepared: PreparedRun, entries: Sequence[Entry]) -> PreparedRun:
-    """Return the run that measures the entries beside what the engine runs, without a search."""
+    """Return the run that measures the entries beside the engine's configurations, without a
+    search.
+    """
     claimed = {entry.point: entry.config for entry in entries if entry.point in prepared.points}
     return replace(
         prepared,

@@ -1,8 +1,9 @@
-"""What a run gained over what runs without this program, and what it cost.
+"""Compute a run's gain over servers without this program, and its cost.
 
-A gain is over what a server runs without this program, where that was timed. Else it is over
-Triton's own configuration, and is called so. `with_backends` says what a server runs without this
-program, at each entry of a run. A cost is in GPU seconds, the idle ones of them, and CPU seconds.
+A gain is over the kernel that a server runs without this program, if that kernel was timed.
+Otherwise the gain is over Triton's own configuration, and the text says so. `with_backends` adds
+the kernel that a server runs without this program to each entry. A cost consists of GPU seconds,
+idle GPU seconds and CPU seconds.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from tuner.problems.points import TRITON, Config, Point, title_of
 from tuner.problems.results import WINNING_WORDS, Entry, Incumbent, Status, Totals, Trial
 from tuner.render import gain_text
 
-# Triton's own configurations: the one in the engine's file, where it finds one, comes first.
+# Triton's own configurations: the entry of the engine's file, if it has an entry, comes first.
 OWN = ("shipped", "default")
 # Measured times on a GPU: a difference up to NOISE is none, and a gain up to CLEAR_GAIN is no gain.
 NOISE, CLEAR_GAIN = 0.004, 0.01
 NOT_MEASURED = "not measured"
 WITHOUT_US = "what runs without us"
-TRITONS_OWN = "Triton's own configuration"  # what a gain is over where the other has no time
+TRITONS_OWN = "Triton's own configuration"  # the baseline of a gain if the other has no time
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a gain at a point is over."""
+    """The incumbent that a gain at a point is over."""
 
-    name: str  # of the incumbent; "default" where a point has none
+    name: str  # of the incumbent; "default" if a point has none
     incumbent: Incumbent | None
-    without_us: bool  # whether it is what a server runs without this program
+    without_us: bool  # whether a server runs it without this program
 
     @property
     def median_us(self) -> float | None:
@@ -42,7 +43,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Gain:
-    """One size: the time of what the gain is over, against what was chosen. Microseconds."""
+    """The baseline's time and the chosen configuration's time at a size, in microseconds."""
 
     size: str
     engine_us: float
@@ -54,7 +55,7 @@ class Gain:
 
 
 def reference(entry: Entry) -> Baseline:
-    """What the gain at a point is over."""
+    """Return the baseline of a point's gain."""
     name = entry.without_us
     found = entry.incumbents.get(name)
     if found is not None and (found.median_us is not None or name in OWN):
@@ -66,7 +67,7 @@ def reference(entry: Entry) -> Baseline:
 
 
 def gains(entries: Iterable[Entry]) -> list[Gain]:
-    """By size, the sums over all parts, at the sizes where each part has both times."""
+    """Sum both times over all parts of a size, for the sizes at which each part has both."""
     by_size: dict[str, list[Entry]] = {}
     for entry in entries:
         by_size.setdefault(entry.point.size, []).append(entry)
@@ -80,9 +81,9 @@ def gains(entries: Iterable[Entry]) -> list[Gain]:
 
 
 def not_compared(entries: Iterable[Entry]) -> list[str]:
-    """The sizes where what runs without us has no time, though it may run there.
+    """List the sizes at which the incumbent may run but has no time.
 
-    Where it stays, there is nothing to compare.
+    A size whose incumbent stays is not listed: nothing replaces the incumbent there.
     """
     by_size: dict[str, list[Incumbent]] = {}
     for entry in entries:
@@ -97,13 +98,15 @@ def not_compared(entries: Iterable[Entry]) -> list[str]:
 
 
 def mean_gain(ratios: Iterable[float]) -> float | None:
-    """The mean that every table and page shows: the geometric one, over sizes. None of nothing."""
+    """Return the geometric mean over sizes, which every table and page shows; None for
+    no ratios.
+    """
     logs = [math.log(ratio) for ratio in ratios]
     return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 def closing_line(entries: Sequence[Entry]) -> str:
-    """All gains in one line: geometric mean, best and worst, and what they are over."""
+    """Say all gains in one line: the geometric mean, the best, the worst and the baseline."""
     found = gains(entries)
     mean = mean_gain(one.ratio for one in found)
     if mean is None:
@@ -125,8 +128,8 @@ def closing_line(entries: Sequence[Entry]) -> str:
 
 
 def unmeasured(entries: Iterable[Entry]) -> list[str]:
-    """The titles of what runs without us at points where it has no time; "" where it is not known
-    what that is.
+    """List the titles of kernels that servers run without us and that have no time; ""
+    if unknown.
     """
     others = (entry for entry in entries if entry.incumbents and not reference(entry).without_us)
     names = sorted({entry.without_us for entry in others})
@@ -134,7 +137,7 @@ def unmeasured(entries: Iterable[Entry]) -> list[str]:
 
 
 def over_words(entries: Iterable[Entry]) -> str:
-    """What the gains of some entries are over."""
+    """Name the baselines of some entries."""
     some = [entry for entry in entries if entry.incumbents]
     names = sorted({reference(entry).name for entry in some})
     own = [name for name in names if name in OWN]
@@ -152,7 +155,7 @@ def over_words(entries: Iterable[Entry]) -> str:
 
 
 def _unchanged(entry: Entry) -> bool:
-    """Whether an entry is what a server runs without this program, in Triton."""
+    """Say whether an entry is the Triton configuration that a server runs without this program."""
     over = reference(entry)
     if over.incumbent is None or not over.without_us:
         return False
@@ -160,7 +163,7 @@ def _unchanged(entry: Entry) -> bool:
 
 
 def _origin(entries: Sequence[Entry]) -> str:
-    """Where the times are from, and what the gains are over."""
+    """Say where the times are from, and name the baselines of the gains."""
     timed = {entry.status for entry in entries if entry.median_us is not None}
     sources = sorted(WINNING_WORDS.get(status, status.value) for status in timed)
     return f"{' and '.join(sources)}, {over_words(entries)}"
@@ -175,11 +178,12 @@ def with_backends(
     runs: Runs | None,
     installed: Collection[str] | None = None,
 ) -> list[Entry]:
-    """The entries with other backends' times among their incumbents, and the name of what a server
-    runs. Entries of points that were not tuned have no incumbents, and stay as they are.
+    """Add other backends' times to the incumbents of entries, and the name of the kernel that a
+    server runs.
 
-    `runs`: what the engine runs by its rules; None: nobody knows. `installed`: the backends that
-    the environment has; None: nobody knows.
+    Entries of points that were not tuned have no incumbents, and stay as they are. `runs`: the
+    kernels that the engine runs by its rules; None: unknown. `installed`: the backends that the
+    environment has; None: unknown.
     """
     kernel = runs.without_us(installed) if runs else None
     times: dict[str, dict[Point, Trial]] = {}
@@ -205,9 +209,9 @@ def with_backends(
 
 
 def name_of(kernel: Kernel, incumbents: Mapping[str, Incumbent]) -> str:
-    """The name that a kernel has among the incumbents of a point.
+    """Return the name of a kernel among the incumbents of a point; "" if the engine has no kernel.
 
-    Triton runs the entry of the engine's own file if there is one. Empty: the engine has no kernel.
+    Triton runs the entry of the engine's own file if the file has an entry.
     """
     if (kernel.triton or kernel.by_file) and "shipped" in incumbents:
         return "shipped"
@@ -217,7 +221,10 @@ def name_of(kernel: Kernel, incumbents: Mapping[str, Incumbent]) -> str:
 
 
 def _incumbent(backend: str, trial: Trial | None, of_size: Trial) -> Incumbent:
-    """A backend at a point. Without a trial there, another part's has the time of the size."""
+    """Return a backend's incumbent at a point.
+
+    Without a trial at the point, the time of the size is at another part of the size.
+    """
     measured = (trial or of_size).measurement
     us = 0.0 if trial is None and measured.timed else measured.median_us
     return Incumbent(_NO_CONFIG, measured.status, us, backend=backend)
@@ -228,15 +235,17 @@ def _size(point: Point) -> tuple[int, int, int]:
 
 
 class Meter:
-    """Counts from when it is made. Its figures become a run's totals."""
+    """A counter of the cost since it was made. Its figures become a run's totals."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
         self._own_cpu = time.process_time()
 
     def count(self, totals: Totals, busy_s: float = 0.0, opened_at: float | None = None) -> None:
-        """Add the cost until now. Since `opened_at` (of `time.perf_counter`), a GPU was the run's
-        own; it was busy for `busy_s` seconds. Before, processes only imported their libraries.
+        """Add the cost until now.
+
+        The run has owned a GPU since `opened_at` (of `time.perf_counter`); the GPU was busy for
+        `busy_s` seconds. Before, processes only imported their libraries.
         """
         now = time.perf_counter()
         gpu_s = 0.0 if opened_at is None else now - max(self._began, opened_at)
@@ -247,7 +256,7 @@ class Meter:
 
 
 def cost_line(totals: Totals) -> str:
-    """The cost in one line; "" for a run without a GPU."""
+    """Say the cost in one line; "" for a run without a GPU."""
     cost = totals.extra
     if not cost.get("gpu_s"):
         return ""
@@ -258,7 +267,7 @@ def cost_line(totals: Totals) -> str:
 
 
 def work_line(totals: Sequence[Totals], *, predicted: bool = False) -> str:
-    """What one or several runs compiled and timed together. Problems may share kernels.
+    """Say how many kernels and times some runs compiled and took; problems may share kernels.
 
     `predicted`: a model gave the times, and nothing was measured. A replay compiles nothing.
     """

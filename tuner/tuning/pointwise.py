@@ -1,8 +1,8 @@
-"""Choose the entry of every point from a run's trials, where each point stands alone.
+"""Choose the entry of every point from a run's trials, each point by itself.
 
-Without this tuner the engine runs its shipped entry if its loader finds one, else its default. A
-shipped entry may be slower than the default, so a configuration replaces them only if it is faster
-than both by a clear gain. If none is, the faster one of the two stays.
+Without this tuner the engine runs its shipped entry if its loader finds an entry, else its default.
+A shipped entry may be slower than the default, so a configuration replaces them only if it is
+faster than both by a clear gain. If no configuration is, the faster of the two stays.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FINALISTS = 4  # per point, besides the incumbents and the neighbours' choices
 
 @dataclass(frozen=True)
 class Policy:
-    """When a faster time counts."""
+    """The limits from which on a faster time counts."""
 
     gain: float  # relative; a smaller gain over an incumbent does not count
     tie: float  # relative: times this near count as equal
@@ -57,13 +57,14 @@ class _PointTrials:
         return trial.measurement.median_us if trial else None
 
     def ranked(self) -> list[Config]:
-        """The configurations with a time, the fastest first."""
+        """List the configurations that have a time, the fastest first."""
         timed = [(t, c) for c in self.trials if (t := self.time_us(c)) is not None]
         return [config for _, config in sorted(timed)]
 
     def standing(self, tie: float) -> str | None:
-        """The name of the incumbent that stays if nothing beats it: the one that the engine runs,
-        unless the other is faster by more than a tie. None if none has a time.
+        """Name the incumbent that stays if nothing beats it; None if no incumbent has a time.
+
+        The incumbent that the engine runs stays, unless the other is faster by more than a tie.
         """
         times = {n: t for n, c in self.incumbents.items() if (t := self.time_us(c)) is not None}
         if not times:
@@ -73,24 +74,25 @@ class _PointTrials:
 
     @property
     def running(self) -> str:
-        """The name of the incumbent that the engine would run."""
+        """Name the incumbent that the engine would run."""
         return "shipped" if "shipped" in self.incumbents else "default"
 
 
 @dataclass(frozen=True)
 class PointwiseChooser:
-    """`choose` and `finalists` for one run."""
+    """The chooser of a run whose points stand alone."""
 
     baselines: Baselines
     policy: Policy
     requested: Collection[Point]
-    previous: Mapping[Point, Config] | None = None  # what the store had when the run began
+    previous: Mapping[Point, Config] | None = None  # the store's entries when the run began
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
-        """One entry for each point that a file must hold, in order of batch size.
+        """Return an entry for each point that a file must hold, in order of batch size.
 
-        Points that were not tuned keep what the engine runs, or get the nearest tuned entry where
-        that does not fit. Raises NothingFits if no candidate of a requested point has a time.
+        Points that were not tuned keep the engine's configuration, or get the nearest tuned entry
+        if the engine's configuration does not fit. Raises NothingFits if no candidate of a
+        requested point has a time.
         """
         fields = self._fields(trials)
         tuned: dict[Point, Entry] = {}
@@ -103,8 +105,8 @@ class PointwiseChooser:
         return [tuned.get(field.point) or _untuned(field, tuned) for field in fields]
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
-        """At each requested point the incumbents, the stored choice, the choices there and at the
-        neighbouring batch sizes, and the next best.
+        """Return the trials to race at each requested point: the incumbents, the stored entry, the
+        choices there and at the neighbouring batch sizes, and the next best.
         """
         chosen = {entry.point: entry.config for entry in entries}
         points = sorted(self.requested)
@@ -141,7 +143,7 @@ class PointwiseChooser:
                 return shipped, KEPT
         standing = field.standing(policy.tie)
         best_us = field.time_us(ranked[0])
-        assert best_us is not None  # ranked ones have times
+        assert best_us is not None  # ranked configurations have times
         stored = self._stored(field, best_us)
         if stored is not None and stored not in field.incumbents.values():
             return stored, f"{_gain(field, stored)}; {STAYS}"
@@ -159,8 +161,8 @@ class PointwiseChooser:
         return best, _gain(field, best)
 
     def _stored(self, field: _PointTrials, best_us: float) -> Config | None:
-        """What the store had at a point, unless another one is faster by a clear gain or an
-        incumbent is faster at all.
+        """Return the stored configuration of a point, unless another configuration is faster by a
+        clear gain or an incumbent is faster at all.
         """
         stored = (self.previous or {}).get(field.point)
         stored_us = field.time_us(stored) if stored is not None else None
@@ -177,8 +179,9 @@ def pointwise_goal(
     clear_gain: float,
     previous: Mapping[Point, Config],
 ) -> RunGoal:
-    """The goal of a run whose points stand alone. A predicted gain must exceed `clear_gain`;
-    `previous`: what the store had when the run began.
+    """Return the goal of a run whose points stand alone.
+
+    A predicted gain must exceed `clear_gain`. `previous`: the store's entries when the run began.
     """
     if source is MeasureKind.PREDICT:
         policy = Policy(clear_gain, tie=0.0, trust_shipped=True)
@@ -197,7 +200,7 @@ def _kept(field: _PointTrials, standing: str) -> str:
 
 
 def _gain(field: _PointTrials, config: Config) -> str:
-    """How much faster than what the engine runs a configuration is, in words."""
+    """Say how much faster a configuration is than the engine's configuration."""
     running = field.incumbents[field.running]
     us, running_us = field.time_us(config), field.time_us(running)
     assert us is not None  # a chosen configuration has a time

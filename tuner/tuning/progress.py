@@ -24,10 +24,10 @@ from tuner.tuning.tune import Watcher
 # Off a terminal: seconds until the first line, and the most between two lines. A line comes once a
 # fifth more time has passed, so a log of seven minutes has fewer than thirty lines.
 PLAIN_EVERY_S, PLAIN_LATER_S, PLAIN_SHARE = 2.0, 30.0, 0.2
-# The time left is told once so many trials have ended, over so many seconds after the first one.
-# The first trial waits for processes that start, so it says nothing about the others.
-# Where trials get slower, as larger sizes are reached, the newest ones tell more than all of them:
-# of both rates, the slower one counts.
+# The time left is told once so many trials have ended, over so many seconds after the first trial.
+# The first trial waits for processes that start, so it says nothing about the others. If trials get
+# slower, as larger sizes are reached, the newest trials tell more than all trials: of both rates,
+# the slower counts.
 RATED_TRIALS, RATED_S = 10, 3.0
 NEWEST = 50  # trials
 WIDTH = 79
@@ -35,11 +35,13 @@ _BAR = 18
 
 
 class Counts:
-    """How far a run is. All times are seconds of one clock."""
+    """The numbers of tried and left candidates of a run. All times are seconds of one clock."""
 
     def __init__(self, tries: Mapping[str, int], later: int = 0) -> None:
-        """`tries`: the most configurations to try at each size (`Point.size`); `later`: in the
-        problems that come after this one.
+        """Take the limits of the run.
+
+        `tries`: the most configurations to try at each size (`Point.size`); `later`: in the
+        problems that come after this problem.
         """
         self._later = later
         self._tries = tries
@@ -87,27 +89,31 @@ class Counts:
 
     @property
     def total(self) -> int:
-        """How many trials there will be: exact once all are known, before that the most."""
+        """Return the number of trials: exact once all are known, before that the upper limit."""
         return max(self._expected or self._bound + self._others, self._asked, self.done)
 
     def left_s(self, now_s: float) -> float | None:
-        """Seconds until the last trial, at the rate so far; None while too little is known."""
+        """Return the seconds until the last trial, at the rate so far; None while too little is
+        known.
+        """
         tried = self.done - self.stored
         if self._first_s is None or tried < RATED_TRIALS or now_s - self._first_s < RATED_S:
             return None
         return self._trial_s(self._first_s, now_s) * (self.total - self.done)
 
     def _trial_s(self, first_s: float, now_s: float) -> float:
-        """Seconds of a trial, at the rate so far or at that of the newest ones."""
+        """Return the seconds per trial: of all trials or of the newest trials,
+        whichever is slower.
+        """
         trial_s = (now_s - first_s) / (self.done - self.stored - 1)
         if len(self._ends) == NEWEST:
             trial_s = max(trial_s, (now_s - self._ends[0]) / (NEWEST - 1))
         return trial_s
 
     def text(self, now_s: float, width: int = WIDTH, *, waits: bool = False) -> str:
-        """The state in one line: "24 of 80 tried, about 9 s left; M=64: up 2.1 + down 1.4 us".
+        """Say the state in one line: "24 of 80 tried, about 9 s left; M=64: up 2.1 + down 1.4 us".
 
-        `waits`: what is left depends on another process, so nobody knows how long that takes.
+        `waits`: the rest depends on another process, so nobody knows how long it takes.
         """
         if self._step:
             return self._step[:width]
@@ -129,21 +135,21 @@ class Counts:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that people say: "40 s", "12 min", "2.5 h"."""
+    """Write a duration in its usual unit: "40 s", "12 min", "2.5 h"."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def plain_pause_s(passed_s: float) -> float:
-    """Seconds until the next line of a log that has been written for so long."""
+    """Return the seconds until a log's next line, from the seconds since its first line."""
     return min(max(PLAIN_EVERY_S, PLAIN_SHARE * passed_s), PLAIN_LATER_S)
 
 
 class LiveLine:
-    """Shows a text that changes, until `close`. It is never silent for long.
+    """A text that is shown and refreshed until `close`.
 
-    On a terminal one line is drawn anew. Elsewhere lines are written every few seconds.
+    A terminal gets one line that is redrawn. Other streams get a line every few seconds.
     """
 
     def __init__(
@@ -154,10 +160,11 @@ class LiveLine:
         since: float | None = None,
         every_s: float | None = None,
     ) -> None:
-        """`text` gets the columns that it may fill; `done` gives how much of how much is done.
+        """Begin to show the text.
 
-        `since`: when the command began, by `time.monotonic`, if it had other lines before;
-        `every_s`: seconds between two lines, if they are not to become rarer.
+        `text` gets the columns that it may fill; `done` returns the work done and the total.
+        `since`: when the command began, by `time.monotonic`, if it wrote other lines before;
+        `every_s`: seconds between two lines, if lines shall not become rarer.
         """
         self._every_s = every_s
         self._began = time.monotonic() if since is None else since
@@ -171,7 +178,7 @@ class LiveLine:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop. On a terminal the line goes away."""
+        """Stop, and remove the line from a terminal."""
         self._closed.set()
         if self._bars:
             self._bars.stop()
@@ -188,7 +195,7 @@ class LiveLine:
 
 
 class Progress(Watcher):
-    """Shows a run: it hears of each trial, and of what the run does before and after them.
+    """A watcher that shows a run's trials and steps.
 
     `heading` stands before each line ("problem 2 of 3: ").
     """
@@ -201,7 +208,7 @@ class Progress(Watcher):
         later: int = 0,
         since: float | None = None,
     ) -> None:
-        """`later` is for `Counts`, and `since` for `LiveLine`."""
+        """Begin to show the run; `later` is for `Counts`, and `since` for `LiveLine`."""
         self._lock = threading.Lock()
         self._heading = heading
         self._counts = Counts(tries, later)
@@ -244,7 +251,7 @@ class Progress(Watcher):
 
 
 class _Line(ProgressColumn):
-    """The text, in what the bar leaves of the terminal's width."""
+    """The text, in the columns that the bar leaves free."""
 
     max_refresh = None
 
@@ -257,7 +264,7 @@ class _Line(ProgressColumn):
 
 
 class _Bar(BarColumn):
-    """A bar that asks how much is done whenever it is drawn."""
+    """A bar that asks for the work done whenever it is drawn."""
 
     def __init__(self, done: Callable[[], tuple[int, int]]) -> None:
         super().__init__(bar_width=_BAR)

@@ -1,7 +1,7 @@
-"""The result of a tuning run, as JSON and as a table.
+"""Report the result of a tuning run as JSON and as a table.
 
-Also what a run keeps and says if candidates were lost to mishaps, which are no verdicts, or if what
-the engine runs could not be bound.
+Also keep and report the engine's configurations that lack a time, because candidates were lost to
+mishaps or the kernel could not be bound.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tuner.tuning.gains import (
 
 @dataclass(frozen=True)
 class EntryTable:
-    """How a family prints its entries: the first columns of a table, and the order of rows."""
+    """The first columns of a family's table of entries, and the order of its rows."""
 
     headers: tuple[str, ...]
     cells: Callable[[Entry], tuple[object, ...]]
@@ -41,7 +41,7 @@ class EntryTable:
 
 @dataclass(frozen=True)
 class RunReport:
-    """The entries of one run, with everything that they hold for."""
+    """The entries of a run, and the problem, device and environment that they hold for."""
 
     problem: Problem
     device: Device
@@ -50,11 +50,11 @@ class RunReport:
     entries: Sequence[Entry]
     totals: Totals
     table: EntryTable
-    runs: Runs | None  # what the request's server runs; None: nobody knows
-    mishaps: Sequence[str] = ()  # lines on what the run lost to them
+    runs: Runs | None  # the kernels of the request's server; None: unknown
+    mishaps: Sequence[str] = ()  # lines on the run's losses to mishaps
 
     def as_json(self) -> dict[str, Any]:
-        """The object that `tuner tune --json` prints."""
+        """Return the object that `tuner tune --json` prints."""
         return {
             "problem": self.problem.spec(),
             "device": self.device.name,
@@ -72,9 +72,9 @@ class RunReport:
         }
 
     def as_text(self) -> str:
-        """A table of the entries, then lines with the gain, the cost, and what to know of both.
+        """Return a table of the entries, then lines with the gain, the cost and remarks.
 
-        One line if nothing was tried.
+        Return one line if nothing was tried.
         """
         if self.entries and all(entry.status is Status.INCUMBENT for entry in self.entries):
             return folded(
@@ -93,7 +93,7 @@ class RunReport:
 
     @property
     def predicted(self) -> bool:
-        """Whether nothing was measured."""
+        """Say whether nothing was measured."""
         ran = (one.status for entry in self.entries for one in entry.incumbents.values())
         return Status.OK not in {*(entry.status for entry in self.entries), *ran}
 
@@ -112,22 +112,24 @@ class RunReport:
         return table((*self.table.headers, *headers), rows, drop=["shared", *missing])
 
     def _reasons(self, entries: Sequence[Entry]) -> list[str]:
-        """Why entries are what they are, where the gain does not say it: a line for each reason."""
+        """Count the entries of each reason that does not state a gain, a line for each reason."""
         counts = Counter(entry.reason for entry in entries if not _GAIN.search(entry.reason))
         return [f"{n} of {len(entries)}: {reason}" for reason, n in counts.items() if reason]
 
     @property
     def _caveat(self) -> str:
-        """What a reader of predicted times must know besides their status; mostly empty."""
+        """Return a warning about predicted times beside their status; "" if there is none."""
         vendor = self.device.untested_vendor
         if not vendor or all(entry.status is not Status.PREDICTED for entry in self.entries):
             return ""
-        return f"The model that predicted these times was never held against a card of {vendor}'s."
+        return f"The model that predicted these times was never compared with a card of {vendor}'s."
 
 
 def mark_untested(entries: Iterable[Entry], device: Device) -> list[Entry]:
-    """The entries with words in the reason of predicted ones, where the model was never held
-    against a card of the device's vendor. The reason goes with an entry wherever it is shown.
+    """Add a warning to the reasons of predicted entries, if the model was never compared with a
+    card of the device's vendor.
+
+    The reason goes with an entry wherever the entry is shown.
     """
     words = f"; model untested on {device.untested_vendor}" if device.untested_vendor else ""
     return [
@@ -143,8 +145,8 @@ _GAIN = re.compile(r"\dx as fast as")
 
 
 def _columns(entries: Sequence[Entry]) -> list[tuple[str, Sequence[object]]]:
-    """The columns with times: what the gain is over, what was chosen, and the gain. Before them,
-    what runs without us, where it was not measured.
+    """Return the columns of times: the baseline, the choice and the gain; before them an incumbent
+    that was not measured.
     """
     over = [reference(entry) for entry in entries]
     named = {title_of(one.name) for one in over}
@@ -164,8 +166,9 @@ def _columns(entries: Sequence[Entry]) -> list[tuple[str, Sequence[object]]]:
 
 
 def _gains(entries: Sequence[Entry]) -> list[object]:
-    """The gain of each entry. Where a backend runs all parts of a size as one kernel, the size's
-    gain stands at the first part.
+    """Return the gain of each entry.
+
+    If a backend runs all parts of a size as one kernel, the size's gain stands at the first part.
     """
     by_size = {one.size: one for one in gains(entries)}
     whole = {entry.point.size for entry in entries if reference(entry).median_us == 0}
@@ -189,7 +192,7 @@ def _rounded(us: float | None) -> float | None:
 
 
 def config_cells(config: Config) -> tuple[str, int, int, int]:
-    """Blocks, group size, warps and stages, as tables show them."""
+    """Return blocks, group size, warps and stages, as tables show them."""
     blocks = "x".join(str(config[f"BLOCK_SIZE_{axis}"]) for axis in "MNK")
     tma = " tma" if config.get("USE_TMA") else ""
     amd = "".join(f" {name}={config[name]}" for name in AMD_OPTIONS if config.get(name))
@@ -197,7 +200,7 @@ def config_cells(config: Config) -> tuple[str, int, int, int]:
 
 
 def config_json(config: Config) -> dict[str, int | bool]:
-    """A configuration as engine files hold it, with USE_TMA as a boolean."""
+    """Return a configuration as engine files hold it, with USE_TMA as a boolean."""
     return {key: bool(value) if key == "USE_TMA" else value for key, value in config.items()}
 
 
@@ -211,11 +214,11 @@ def keep_uncompared(
     requested: Collection[Point],
     previous: Mapping[Point, Config],
 ) -> list[Entry]:
-    """Return the entries, but keep what the engine runs at each requested size where that was lost
-    or could not be bound.
+    """Replace entries by the engine's configuration at each requested size at which that
+    configuration was lost or could not be bound.
 
     Nothing was compared with it, so nothing may replace it. If the store has an entry for the size,
-    which was compared in an earlier run, that one stays.
+    which an earlier run compared, the stored entry stays.
     """
     own = {
         point: trials[Candidate(point, by_name[_running(by_name)])]
@@ -250,7 +253,7 @@ def keep_uncompared(
 
 
 def uncompared(entry: Entry, name: str, own: Trial, lost: Trial) -> Entry:
-    """Return the entry with what the engine runs, whose time nobody knows. `lost` says why."""
+    """Return the entry with the engine's configuration and no time. `lost` has the reason."""
     return replace(
         entry,
         config=own.candidate.config,
@@ -266,7 +269,6 @@ def _size(point: Point) -> Size:
 
 
 def _running(by_name: Mapping[str, Config]) -> str:
-    """The name of the incumbent that the engine runs."""
     return "shipped" if "shipped" in by_name else "default"
 
 
@@ -300,20 +302,20 @@ def mishap_lines(
 
 
 def all_lost(lost: Sequence[Trial], tried: int) -> MeasurerFailed:
-    """Return the error of a run that has lost what it needed: nothing is known of what fits."""
+    """Return the error of a run that lost the trials it needed."""
     return MeasurerFailed(
-        f"{len(lost)} of {tried} candidates were lost to mishaps, and the others do not tell what "
+        f"{len(lost)} of {tried} candidates were lost to mishaps, and the others are not enough "
         f"to choose: {_words(lost)}; look at the machine (nvidia-smi, dmesg), and run it again"
     )
 
 
 def _words(lost: Iterable[Trial]) -> str:
-    """What is told of most of them."""
+    """Return the most frequent kind of message."""
     return most_alike(trial.measurement.detail for trial in lost)[0]
 
 
 def most_alike(texts: Iterable[str]) -> list[str]:
-    """The texts of the most frequent kind. Texts that differ in numbers alone are alike."""
+    """Return the texts of the most frequent kind. Texts that differ in numbers alone are alike."""
     alike: dict[str, list[str]] = {}
     for text in texts:
         alike.setdefault(re.sub(r"[\d,]", "", text), []).append(text)

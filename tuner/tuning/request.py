@@ -1,8 +1,8 @@
-"""What a tuning run is asked for, what it takes, and the run as a value.
+"""Define a tuning request, and a run as a value.
 
-A family's module `tuning` has `prepare(request)`, a plain function that gives a `PreparedRun`: all
-that the family says of a request before anything is measured. It starts no process and reads no
-store.
+A family's module `tuning` has `prepare(request)`, a function that returns a `PreparedRun`:
+everything that the family says about a request before anything is measured. It starts no process
+and reads no store.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def parse_effort(text: str) -> Effort:
 
 @dataclass(frozen=True)
 class Request:
-    """What to tune, for which device and engine, and how."""
+    """A problem to tune, its device and engine, and the way to tune it."""
 
     problem: Problem
     device: Device
@@ -97,40 +97,40 @@ class Request:
     wide: bool | None = None  # search beyond the engine's grid; None: only with a GPU
     seed: int = 0
     carry_over: bool = True  # keep stored entries unless something is clearly faster
-    server: ServerSettings = UNKNOWN_SERVER  # that will read what is found
+    server: ServerSettings = UNKNOWN_SERVER  # the server that will read the files
 
     @property
     def selected(self) -> Selection:
-        """The selection, or the family's default."""
+        """Return the selection, or the family's default."""
         return self.selection or family_of(self.problem).read_selection(self.problem, {})
 
 
-# What a run takes beside its tries: the first kernels compile, references are computed, and other
-# backends are loaded, compiled and timed (benchmarks/results/h100/leave-qwen3-32b-fp8.txt).
+# The seconds of a run beside its tries: the first kernels compile, references are computed, and
+# other backends are loaded, compiled and timed (benchmarks/results/h100/leave-qwen3-32b-fp8.txt).
 START_S = 9.0
 # The R1 job on one H100, with nothing compiled: 27.4 s for 1,440 tries (docs/results.md).
 _TRY_S = (27.4 - START_S) / 1440
 
 
 def start_s(problem: Problem) -> float:
-    """The GPU seconds of a run beside its tries."""
+    """Return the GPU seconds of a run beside its tries."""
     return max(START_S, family_of(problem).wait_s(problem))
 
 
 def typical_gpu_s(problem: Problem, points: int, effort: Effort) -> float | None:
-    """The GPU seconds of a run, by the number of its tries; None if it tries everything."""
+    """Estimate the GPU seconds of a run from its number of tries; None if it tries everything."""
     return start_s(problem) + points * TRIES[effort] * _TRY_S if effort in TRIES else None
 
 
 def estimate_line(gpu_s: float, device: str) -> str:
-    """An estimate in words: about 22 s of one NVIDIA_H200."""
+    """Say an estimate in words: about 22 s of one NVIDIA_H200."""
     text = f"{gpu_s:.0f} s" if gpu_s < 600 else f"{gpu_s / 60:.0f} minutes"
     return f"about {text} of one {device}"
 
 
 # The noise of times, as a share: a smaller gain is no gain. Recorded times repeat exactly.
 NOISE = {MeasureKind.GPU: gains.NOISE, MeasureKind.REPLAY: 0.0}
-Chosen = tuple[Problem, Mapping[Point, Config]]  # a problem, and what was chosen for it
+Chosen = tuple[Problem, Mapping[Point, Config]]  # a problem, and the choices for it
 
 
 class Kernels(Protocol):
@@ -138,19 +138,19 @@ class Kernels(Protocol):
 
     @property
     def hash(self) -> str:
-        """The kernels' identity in the store."""
+        """Return the kernels' identity in the store."""
         ...
 
     def binder(self, problem: Any, target: Target) -> Binder:  # noqa: ANN401
-        """The kernel of a candidate and its arguments, for the compiler."""
+        """Return the binder that gives the compiler a candidate's kernel and arguments."""
         ...
 
 
 @dataclass(frozen=True)
 class KnownBefore:
-    """What is known of earlier runs when a run begins."""
+    """The results of earlier runs when a run begins."""
 
-    # What the store has for the run's points, measured in the same environment.
+    # The store's entries for the run's points, measured in the same environment.
     previous: Mapping[Point, Config] = field(default_factory=dict)
     winners: Sequence[Winner] = ()  # all that the store has for the problem in the environment
     chosen: Sequence[Chosen] = ()  # by earlier runs of the same command
@@ -164,17 +164,17 @@ class PreparedRun:
     points: tuple[Point, ...]  # the points to tune
     spaces: Mapping[Part, Space]
     kernels: Kernels
-    goal: Callable[[KnownBefore], RunGoal]  # what the run must answer
+    goal: Callable[[KnownBefore], RunGoal]  # makes the goal of the run
     strategy: Callable[[KnownBefore], Strategy]  # how configurations are tried; new for each run
     predictor: Measurer | None  # gives the times of a prediction; None: they are not predicted
     tries: Mapping[str, int]  # the most configurations to try at each size (`Point.size`)
     file_names: Mapping[Part, str]  # names of the engine files that the winners are for
     table: EntryTable  # how the entries are printed
     recording: RecordedTrials | None = None  # the recording that is replayed
-    kept: Sequence[Entry] = ()  # at points of `points` where nothing is tried
+    kept: Sequence[Entry] = ()  # entries at points of `points` at which nothing is tried
     companions: Companions | None = None  # further kernels that a candidate launches
-    notes: Sequence[str] = ()  # what users should know before the run
-    # Does once what takes `strategy` seconds of CPU, while a GPU's process starts.
+    notes: Sequence[str] = ()  # sentences for users before the run
+    # Does early the work that takes `strategy` seconds of CPU, while a GPU's process starts.
     warm_up: Callable[[], object] = lambda: None
     # Whether the first candidates are compiled before the run begins, for a GPU.
     compiles_ahead: bool = False
@@ -186,7 +186,8 @@ class PreparedRun:
 def prepare(request: Request) -> PreparedRun:
     """Prepare a request.
 
-    Raises BadInput for one that cannot be tuned, and UnsupportedKernel where no kernel is lifted.
+    Raises BadInput for a request that cannot be tuned, and UnsupportedKernel if no kernel is
+    lifted.
     """
     refuse_unpredicted(request.problem, request.source.kind)
     prepared: PreparedRun = family_of(request.problem).module("tuning").prepare(request)
@@ -198,7 +199,10 @@ def prepare(request: Request) -> PreparedRun:
 
 
 def _origin_notes(request: Request, recording: RecordedTrials) -> list[str]:
-    """What is not known of a recording. Raises BadInput if it is of something else."""
+    """Say what a recording does not tell about its origin.
+
+    Raises BadInput if the recording is of another card, engine or Triton.
+    """
     path, origin, asked = request.source.recording, recording.origin, origin_of(request)
     if not origin.device:
         raise BadInput(
@@ -206,14 +210,17 @@ def _origin_notes(request: Request, recording: RecordedTrials) -> list[str]:
             "as in h200_layer.csv.gz, or record it again with --record"
         )
     if origin.differs(asked):
-        raise BadInput(f"{path} was recorded on {origin}, not {asked}: tune for what it is of")
+        raise BadInput(
+            f"{path} was recorded on {origin}, not {asked}: tune for the device, engine and Triton "
+            "that it was recorded on"
+        )
     if not origin.engine:
         return [f"{path} does not say which engine and Triton its times are of"]
     return []
 
 
 def origin_of(request: Request) -> Origin:
-    """What a request's times are of."""
+    """Return the device, engine and Triton of a request's times."""
     engine, triton = request.engine, triton_version(request.engine)
     return Origin(
         request.device.name, engine.name, engine.version, "" if triton == "none" else triton
@@ -235,7 +242,7 @@ def refuse_unpredicted(problem: Problem, kind: MeasureKind) -> None:
 
 
 def refuse_unmeasured(device: Device, kind: MeasureKind) -> None:
-    """Raise BadInput for times of a GPU on which nothing here measures."""
+    """Raise BadInput for measuring on a GPU that this program does not measure on."""
     if kind is MeasureKind.GPU and device.target.platform != CUDA:
         error = BadInput(
             f"this tuner measures on NVIDIA's GPUs alone, and not on {device.name}: predict the "
@@ -249,13 +256,13 @@ def refuse_unmeasured(device: Device, kind: MeasureKind) -> None:
 
 
 def recording_of(request: Request) -> TrialRecording | None:
-    """The recording that a request replays; None for times that are not recorded."""
+    """Return the recording that a request replays; None if it replays nothing."""
     path = request.source.recording
     return read_trials(path, request.problem) if path else None
 
 
 def triton_version(engine: Engine) -> str:
-    """The version of the Triton that compiles an engine's kernels; "none" if there is none.
+    """Return the version of the Triton that compiles an engine's kernels; "none" without Triton.
 
     A replay needs no Triton.
     """

@@ -1,10 +1,10 @@
-"""`execute`: a tuning run from the store's earlier results to its report.
+"""Execute a tuning run, from the store's earlier results to the run's report.
 
-Its times come from a GPU, a recording or a model of the device. The `bench(prepared)` of such a
-source turns candidates into trials: it compiles each candidate, and measures it if it fits the GPU.
-Then `environment()` has the fields of `Environment` that its times depend on, and `backends` the
-installed kernel libraries beside Triton; None: nobody knows. The processes of a source are those of
-its workbench.
+Its times come from a GPU, a recording or a model of the device. Such a source has
+`bench(prepared)`, which turns candidates into trials: it compiles each candidate, and measures it
+if it fits the GPU. The source's `environment()` returns the fields of `Environment` that its times
+depend on, and `backends` lists the installed kernel libraries beside Triton (None: unknown). The
+source's processes belong to its workbench.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class RunStore(Protocol):
     """The part of a store that a run needs."""
 
     def begin_run(self, key: RunKey) -> Run:
-        """The run with that key: a new one, or a stopped one to resume."""
+        """Return the run with that key: a new run, or a stopped run to resume."""
 
     def expect(self, run: Run, outlook: Outlook) -> None:
-        """Tell who follows the run what it will try. Nothing depends on it."""
+        """Tell watchers of the run what it will try. Nothing depends on it."""
 
     def trials(self, run: Run) -> Sequence[Trial]: ...
 
@@ -74,7 +74,7 @@ class RunStore(Protocol):
         """Publish the entries as winners, and close the run."""
 
     def winners_in(self, problem: Problem, environment: Environment) -> Sequence[Winner]:
-        """Everything published for a problem in an environment."""
+        """Return everything that was published for a problem in an environment."""
 
     def stop_run(self, run: Run, state: RunState, reason: str = "") -> None: ...
 
@@ -91,8 +91,8 @@ def execute(
     """Tune, store the winners, and report. A stopped run is resumed.
 
     `record` is a file to write all measurements to. With `add_to_record`, measurements of other
-    problems stay in it. Raises UnwritableOutput if the recording cannot be written: either before
-    any work, or after the run is done and its winners are stored.
+    problems stay in the file. Raises UnwritableOutput if the recording cannot be written: either
+    before any work, or after the run is done and its winners are stored.
     """
     request, meter = prepared.request, Meter()
     if record is not None:
@@ -160,10 +160,12 @@ def execute(
 
 
 def _refused(goal: RunGoal, compiler: KernelCompiler | None) -> list[Trial]:
-    """The trials of what the engine's makers or the store have and the engine's kernel, as it is
-    read here, does not take. Nothing of them is stored: another release of this program may.
+    """Return trials of the shipped and stored configurations that the engine's kernel, as it is
+    read here, does not take.
+
+    These trials are not stored: another release of this program may take the configurations.
     """
-    if compiler is None:  # a recording says what ran
+    if compiler is None:  # a recording has the kernels that ran
         return []
     default = {Candidate(p, by_name["default"]) for p, by_name in goal.incumbents.items()}
     others = [c for c in goal.incumbent_candidates() if c.backend == TRITON and c not in default]
@@ -172,18 +174,18 @@ def _refused(goal: RunGoal, compiler: KernelCompiler | None) -> list[Trial]:
 
 
 def _beside(kept: Sequence[Entry], chosen: Sequence[Entry]) -> Sequence[Entry]:
-    """The chosen entries with those of points where nothing was tried, in their order."""
+    """Add the entries of points where nothing was tried to the chosen entries, in their order."""
     return sorted([*kept, *chosen], key=lambda entry: entry.point) if kept else chosen
 
 
 def runs_without_us(request: Request) -> Runs | None:
-    """What the request's server runs by the engine's rules; None: nobody knows."""
+    """Return the kernels that the request's server runs by the engine's rules; None: unknown."""
     engine, flags = request.engine, settings_kept(request.server)
     return what_runs(engine.name, engine.version, request.problem, request.device, flags)
 
 
 def _started(request: Request, runs: Runs | None) -> ServerSettings:
-    """The request's server with the flags without which it would not start."""
+    """Return the request's server with the flags without which it would not start."""
     needs = runs.needs if runs else {}
     settings = {**settings_kept(request.server), **needs}
     return settings_to_keep(request.engine.name, request.problem, settings)
@@ -202,7 +204,10 @@ def _environment(prepared: PreparedRun, source: TimeSource) -> Environment:
 
 
 def _known(prepared: PreparedRun, source: TimeSource, winners: Sequence[Winner]) -> KnownBefore:
-    """What the store and the command's earlier runs have. Predictions keep no stored entry."""
+    """Return the results of the store and of the command's earlier runs.
+
+    A prediction keeps no stored entry.
+    """
     request, previous = prepared.request, {}
     if request.carry_over and request.source.kind is not MeasureKind.PREDICT:
         at = {w.entry.point: w.entry.config for w in winners if w.status is Status.OK}
@@ -217,8 +222,8 @@ def _known(prepared: PreparedRun, source: TimeSource, winners: Sequence[Winner])
 def _with_backends(
     goal: RunGoal, problem: Problem, runs: Runs | None, installed: Collection[str] | None
 ) -> RunGoal:
-    """The goal with the other backends at its requested points: those that the engine may run, so
-    that a missing one is told, and those that the GPU's environment has.
+    """Add the other backends to the goal at its requested points: the backends that the engine may
+    run, so that a missing backend is reported, and the backends in the GPU's environment.
     """
     if installed is None:
         return goal
@@ -251,7 +256,6 @@ def _outlook(prepared: PreparedRun, goal: RunGoal) -> Outlook:
 
 
 def _check_recordable(prepared: PreparedRun, path: Path, add: bool) -> None:
-    """Raise UnwritableOutput if the recording cannot be written to `path`."""
     check_recordable(path)
     replayed = prepared.request.source.recording
     if replayed is not None and replayed.resolve() == path.resolve():
@@ -290,7 +294,7 @@ class GpuTimes:
         workbench.start(source.gpu, child_env(self._farm, source.gpu))
 
     def compile_ahead(self, prepared: PreparedRun) -> None:
-        """Compile what a run will try first, while other runs of a command are under way."""
+        """Compile the first candidates of a run while other runs of the command are under way."""
         if prepared.compiles_ahead:
             known = KnownBefore(chosen=self.workbench.chosen)
             goal, compiler = prepared.goal(known), compiler_of(prepared, self._farm)
@@ -299,7 +303,7 @@ class GpuTimes:
             compiler.compile_ahead([*first, *prepared.strategy(known).ask()])
 
     def bench(self, prepared: PreparedRun) -> GpuBench:
-        """Raises MeasurerUnavailable, or BadInput for another kind of GPU."""
+        """Open the bench. Raises MeasurerUnavailable, or BadInput for another kind of GPU."""
         request = self._request
         prepared.warm_up()  # the process still starts
         self.compiler = compiler_of(prepared, self._farm)
@@ -352,7 +356,7 @@ class RecordedTimes:
 
 
 class PredictedTimes:
-    """Times by the family's model of the device, of kernels that are compiled."""
+    """Times of compiled kernels by the family's model of the device."""
 
     opening = "choosing configurations to compile, by their predicted times"
     backends: Collection[str] | None = None
@@ -376,7 +380,10 @@ TimeSource = GpuTimes | RecordedTimes | PredictedTimes
 
 
 def open_source(request: Request, workbench: Workbench) -> TimeSource:
-    """The source of times that a request names. Raises BadInput for a GPU that is not measured."""
+    """Open the source of times that a request names.
+
+    Raises BadInput for a GPU that this program does not measure on.
+    """
     refuse_unmeasured(request.device, request.source.kind)
     if request.source.kind is MeasureKind.GPU:
         return GpuTimes(request, workbench)
@@ -385,7 +392,7 @@ def open_source(request: Request, workbench: Workbench) -> TimeSource:
 
 
 def compiler_of(prepared: PreparedRun, farm: Farm) -> KernelCompiler:
-    """What compiles the kernels of a run's candidates."""
+    """Return the compiler of a run's candidates."""
     request = prepared.request
     bind = prepared.kernels.binder(request.problem, request.device.target)
     return KernelCompiler(farm, bind, request.device, prepared.companions)
@@ -394,8 +401,8 @@ def compiler_of(prepared: PreparedRun, farm: Farm) -> KernelCompiler:
 def own_launches(
     prepared: PreparedRun, workbench: Workbench
 ) -> list[tuple[str, Candidate, Compiled]]:
-    """Compile what the engine runs at each point that a file holds: the name of the configuration,
-    "default" or "shipped", the candidate, and the result.
+    """Compile the engine's configurations at each point of a file: return the configuration's name,
+    "default" or "shipped", the candidate and the result.
     """
     named = {
         Candidate(point, config): name
@@ -409,7 +416,9 @@ def own_launches(
 def compile_all(
     prepared: PreparedRun, workbench: Workbench, candidates: Sequence[Candidate]
 ) -> dict[Candidate, Compiled]:
-    """Compile candidates. Raises UnsupportedKernel for one that the kernel does not take."""
+    """Compile candidates. Raises UnsupportedKernel for a candidate that the kernel does
+    not take.
+    """
     compiler = compiler_of(prepared, workbench.farm(0, triton_for(prepared.request.engine)))
     compiler.submit(candidates)
     found: dict[Candidate, Compiled] = {}
@@ -419,12 +428,14 @@ def compile_all(
 
 
 class SerialBench:
-    """Measures in the caller's process while compiles run in other processes."""
+    """A bench that measures in the caller's process while other processes compile."""
 
     def __init__(
         self, compiler: Compiler, measurer: Measurer, points: Collection[Point] | None = None
     ) -> None:
-        """`points` are the points to measure (default: all); others are only compiled."""
+        """Take the points to measure (default: all). Candidates at other points are
+        only compiled.
+        """
         self._compiler = compiler
         self._measurer = measurer
         self._points = points

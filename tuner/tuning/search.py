@@ -1,12 +1,12 @@
-"""Proposes configurations and learns from their times.
+"""Propose configurations and learn from their times.
 
-Each point of a job goes through rounds. The first round tries seeds. Later rounds try what a
-surrogate expects most of: neighbours of the best so far, suggestions of Optuna's TPE, and a sample
-of the space. The surrogate has learnt from the times of the point and of its neighbours, and from a
-device model where there is one. A round depends only on the point's earlier rounds and on the other
-points' rounds before the last one, never on the order or time at which results arrive. So a resumed
-search that is told its stored results first ends as it would have ended uninterrupted, and a slow
-compile delays only one point.
+Each point of a job goes through rounds. The first round tries seeds. Later rounds try the
+configurations that a surrogate expects most of: neighbours of the best so far, suggestions of
+Optuna's TPE, and a sample of the space. The surrogate has learnt from the times of the point and of
+its neighbours, and from a device model if the family has a model. A round depends only on the
+point's earlier rounds and on the other points' rounds before the last, never on the order or time
+at which results arrive. So a resumed search that is told its stored results first ends as it would
+have ended uninterrupted, and a slow compile delays only one point.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tuner.problems.results import Measurement, Status
 from tuner.tuning.request import TRIES, Effort
 from tuner.tuning.space import Space
 
-# A kernel that fails to compile or to fit fails at every batch size. One that ended two processes
-# would probably end two more.
+# A kernel that fails to compile or to fit fails at every batch size. A kernel that ended two
+# processes would probably end two more.
 _FAILS_EVERYWHERE = {
     *(Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT, Status.OUT_OF_RESOURCES, Status.CRASHED),
 }
@@ -36,12 +36,12 @@ _POOL, _BEST = 1_300, 8
 _LATE, _LATE_BEST = 0.5, 3
 _LEARN_FROM = 2  # points on either side of a point whose times a round learns from
 # The surrogate learns log(time / best time at the point). Above this value all are equally slow:
-# what is hopeless must not decide how much the good ones may differ.
+# hopeless times must not decide how much good times may differ.
 _HOPELESS = 0.4
 
 
 def sample_of(space: Space, point: Point, seed: int) -> Sequence[Config]:
-    """The part of a space that all rounds of a point look at."""
+    """Return the part of a space that all rounds of a point look at."""
     rng = random.Random(f"{seed}/{point}")  # noqa: S311 (no secret)
     return rng.sample(space.configs(), min(_POOL, len(space)))
 
@@ -62,9 +62,10 @@ class Search:
         narrowed: Mapping[Point, Space] | None = None,
         model: Model | None = None,
     ) -> None:
-        """`narrowed`: the spaces of points that have a smaller one than their part's.
+        """Begin a search.
 
-        With a `model`, nothing is proposed after the first round that it gives no time for.
+        `narrowed`: the spaces of points whose space is smaller than their part's. With a `model`,
+        later rounds propose only configurations that the model has a time for.
         """
         self._budget = budget
         self._seed = seed
@@ -79,7 +80,8 @@ class Search:
         self._kernels: list[frozenset[tuple[Part, Config]]] = [frozenset()]  # before each round
 
     def ask(self) -> list[Candidate]:
-        """Every candidate that can be proposed now; empty when done, or while waiting for tells.
+        """Return every candidate that can be proposed now; none when done, or while waiting for
+        tells.
 
         A candidate is proposed at most once, and never after it was told.
         """
@@ -96,7 +98,7 @@ class Search:
         self._results.setdefault(candidate, measurement)
 
     def _ready(self) -> list[PointSearch]:
-        """The tracks for whose next round all results that it depends on are there."""
+        """Return the tracks that have all results on which their next round depends."""
         finished = min((len(track.rounds) for track in self._tracks), default=0)  # of every point
         if finished and not any(track.rounds[finished - 1] for track in self._tracks):
             return []  # no point proposed anything for a whole round: done
@@ -112,7 +114,7 @@ class Search:
         return (Candidate(track.point, config) for config in configs)
 
     def _next_round(self, track: PointSearch) -> list[Config]:
-        """The track's next round, within the budget."""
+        """Return the track's next round, within the budget."""
         round_ = len(track.rounds)
         tried = track.before(round_)
         allowed = self._most(track) - len(tried)
@@ -140,9 +142,9 @@ class Search:
     def _sources(
         self, track: PointSearch, round_: int, passed_over: Collection[Config]
     ) -> Iterator[Config]:
-        """Configurations worth trying, best first, including tried and unaffordable ones.
+        """Yield configurations worth trying, best first, including tried and unaffordable ones.
 
-        The surrogate does not look at those of `passed_over`.
+        The surrogate skips the configurations of `passed_over`.
         """
         if not round_:
             yield from map(track.space.nearest, track.seeds)
@@ -161,19 +163,19 @@ class Search:
         return random.Random(f"{self._seed}/{point}/{round_}")  # noqa: S311 (no secret)
 
     def _winners_nearby(self, track: PointSearch, round_: int) -> Iterator[Config]:
-        """The best so far at the next smaller and the next larger point of the part."""
+        """Yield the best so far at the next smaller and the next larger point of the part."""
         for other in self._around(track, 1):
             if other is not track:
                 yield from itertools.islice(self._times(other, round_ - 1), self._budget.nearby)
 
     def _around(self, track: PointSearch, most: int) -> list[PointSearch]:
-        """A point and up to `most` points of its part on either side of it."""
+        """Return a track and up to `most` tracks of its part on either side of it."""
         others = [other for other in self._tracks if other.point.part is track.point.part]
         here = others.index(track)
         return others[max(here - most, 0) : here + most + 1]
 
     def _known(self, track: PointSearch, round_: int) -> Iterator[tuple[list[float], float]]:
-        """Places and values at the point and at its neighbours, for the surrogate."""
+        """Yield places and values at the point and at its neighbours, for the surrogate."""
         for other in self._around(track, _LEARN_FROM):
             # Without the other point's last round, which may still be running.
             times = self._times(other, round_ if other is track else round_ - 1)
@@ -183,13 +185,16 @@ class Search:
                 yield other.place(config), min(slower, _HOPELESS)
 
     def _times(self, track: PointSearch, round_: int) -> dict[Config, float]:
-        """The microseconds of what was timed at a point before a round, the fastest first."""
+        """Return the microseconds of configurations timed at a point before a round, the fastest
+        first.
+        """
         results = {c: self._results[Candidate(track.point, c)] for c in track.before(round_)}
         timed = [(m.median_us, c) for c, m in results.items() if m.median_us is not None]
         return {config: time_us for time_us, config in sorted(timed)}
 
     def _pool(self, track: PointSearch, round_: int) -> dict[Config, None]:
-        """Configurations that a round looks at: what is near the best so far, and a sample.
+        """Return the configurations that a round looks at: neighbours of the best so far, and a
+        sample.
 
         The last rounds look at the neighbours of the very best alone.
         """
@@ -206,7 +211,7 @@ class Search:
         return dict.fromkeys([*near, *suggested, *track.sample])
 
     def _broken(self, track: PointSearch, round_: int) -> set[Config]:
-        """Configurations of the space that failed, or that are sure not to fit."""
+        """Return the configurations of the space that failed, or that are sure not to fit."""
         kernels = {
             config: self._results[Candidate(other.point, config)].status
             for other in self._tracks
@@ -218,10 +223,11 @@ class Search:
         return broken.union(*map(track.space.as_large_as, too_large))
 
     def _credit(self, track: PointSearch, round_: int) -> int:
-        """How many kernels the track may add in a round: its share of what is left.
+        """Return how many kernels the track may add in a round: its share of the rest of the
+        budget.
 
-        Two points that propose the same kernel in the same round both pay for it and get one
-        kernel back in the next round. So the order of proposals never matters to the budget.
+        Two points that propose the same kernel in the same round both pay for it and get one kernel
+        back in the next round. So the order of proposals never matters to the budget.
         """
         left = self._budget.kernels - len(self._compiled(round_))
         active = [t for t in self._tracks if len(t.before(round_)) < self._most(t)]
@@ -232,7 +238,7 @@ class Search:
         return min(self._budget.per_point, len(track.space))
 
     def _compiled(self, round_: int) -> frozenset[tuple[Part, Config]]:
-        """The kernels that were proposed before a round, at any point."""
+        """Return the kernels that were proposed before a round, at any point."""
         while len(self._kernels) <= round_:
             last = len(self._kernels) - 1
             fresh = ((t.point.part, config) for t in self._tracks for config in t.rounds[last])
@@ -252,7 +258,7 @@ class Budget:
 
 
 def budget_for(effort: Effort, points: int, space_size: int) -> Budget:
-    """The budget of an effort for a number of points and of configurations in the space."""
+    """Return the budget of an effort for a number of points and of configurations in the space."""
     if effort is Effort.QUICK:
         return Budget(TRIES[effort], kernels=max(100, 10 * points), seeds=8, per_round=4)
     if effort is Effort.STANDARD:
@@ -262,15 +268,15 @@ def budget_for(effort: Effort, points: int, space_size: int) -> Budget:
 
 # Predicted microseconds of the configurations at a point that will probably fit.
 Model = Callable[[Point, Sequence[Config]], Mapping[Config, float]]
-# How much an octave counts: of a parameter, of the predicted time, of the point's size. They were
-# chosen on the recordings that benchmarks/held_out.py calls SEEN; docs/results.md says what the
-# others show.
+# The weight of an octave: of a parameter, of the predicted time, of the point's size. They were
+# chosen on the recordings that benchmarks/held_out.py calls SEEN; docs/results.md has the results
+# of the others.
 _PER_OCTAVE, _PER_PREDICTED, _PER_SIZE = 0.9, 1.6, 0.4
 
 
 @dataclass(eq=False)
 class PointSearch:
-    """One point's rounds."""
+    """The rounds of one point."""
 
     point: Point
     space: Space
@@ -282,11 +288,11 @@ class PointSearch:
     _places: dict[Config, list[float]] = field(default_factory=dict)
 
     def before(self, round_: int) -> list[Config]:
-        """Everything proposed before a round, in order."""
+        """List the configurations that were proposed before a round, in order."""
         return list(itertools.chain.from_iterable(self.rounds[:round_]))
 
     def likely(self, configs: Iterable[Config]) -> list[Config]:
-        """The configurations that will fit, as far as the model knows."""
+        """Keep the configurations that will fit, as far as the model knows."""
         some = list(configs)
         if self.model is None:
             return some
@@ -296,7 +302,9 @@ class PointSearch:
         return [config for config in some if self._predicted[config]]
 
     def place(self, config: Config) -> list[float]:
-        """Where the surrogate puts a configuration of this point, once its first round is known."""
+        """Return a configuration's place for the surrogate, once the point's first
+        round is known.
+        """
         if config not in self._places:
             self._places[config] = self._place(config)
         return self._places[config]
@@ -312,7 +320,6 @@ class PointSearch:
 
     @cached_property
     def _best_of_first(self) -> float | None:
-        """The least predicted time in the first round."""
         first = [self._predicted[c] for c in self.likely(self.rounds[0])]
         return min((us for us in first if us), default=None)
 

@@ -1,14 +1,14 @@
-"""What is tried first: seeds of a search, the short list of a prediction, and the baselines.
+"""Choose what is tried first: a search's seeds, a prediction's short list, and the baselines.
 
 The files that an engine ships hold the winners of other problems. Each entry votes for its
-configuration, with a weight that falls with the distance between its problem and this one. The
+configuration, with a weight that falls with the distance between its problem and this problem. The
 elected configurations are seeds.
 
 A prediction compiles a small set of kernels that serves all points (`cover`).
 
-The baselines are what the engine runs without this tuner. The makers of an engine measured the
-entries of the files that they ship for a card. A prediction does not replace an entry near its
-size. Only --effort exhaustive predicts there at all.
+The baselines are the configurations that the engine runs without this tuner. The makers of an
+engine measured the entries of the files that they ship for a card, so a prediction does not replace
+an entry near its size. Only --effort exhaustive predicts there at all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Ballot = tuple[float, int, Config]  # distance, batch size, nearest legal config
 
 
 def ballots_of(files: Iterable[tuple[float, Mapping[int, Config]]], space: Space) -> list[Ballot]:
-    """The votes of files, each given as the distance of its problem and its entries."""
+    """Return the votes of files, each given as the distance of its problem and its entries."""
     nearest = cache(space.nearest)  # files share most of their configurations
     return [
         (distance, size, nearest(config))
@@ -48,11 +48,11 @@ def ballots_of(files: Iterable[tuple[float, Mapping[int, Config]]], space: Space
 
 
 def elect(ballots: Iterable[Ballot], batch_size: int, space: Space, at: Space) -> list[Config]:
-    """The configurations with the most votes; the nearest ones of `at`, the point's space.
+    """Return the configurations with the most votes, snapped to `at`, the point's space.
 
     Ballots for configurations that run the same way at the point count together. An elected
-    configuration halves the votes of its neighbours in the grid. Otherwise similar ones would fill
-    the list, and the search tries neighbours anyway.
+    configuration halves the votes of its neighbours in the grid. Otherwise similar configurations
+    would fill the list, and the search tries neighbours anyway.
     """
     settled = cache(at.settled)
     votes: dict[Config, float] = defaultdict(float)
@@ -72,17 +72,16 @@ def elect(ballots: Iterable[Ballot], batch_size: int, space: Space, at: Space) -
 def in_turn(
     known: Sequence[Config], modelled: Sequence[Config], voted: Sequence[Config]
 ) -> list[Config]:
-    """Distinct seeds: `known` ones first, then the others in turn.
+    """Return distinct seeds: `known` first, then `modelled` and `voted` in turn.
 
-    The device model's and the elected ones take turns, because the model and the votes are wrong
-    at different points.
+    The model and the votes are wrong at different points, so neither comes before the other.
     """
     turns = (c for pair in zip_longest(modelled, voted) for c in pair if c is not None)
     return list(dict.fromkeys([*known, *turns]))
 
 
 def device_distance(name: str, device: Device) -> int:
-    """How far the device that a file is for is from this one; an unknown one is far."""
+    """Return how far a file's device is from this device; an unknown device is far."""
     if name == device.name:
         return 0
     try:
@@ -93,7 +92,7 @@ def device_distance(name: str, device: Device) -> int:
 
 @cache
 def octaves(a: int, b: int) -> float:
-    """The distance of two sizes in octaves."""
+    """Return the distance of two sizes in octaves."""
     return abs(math.log2(a / b))
 
 
@@ -102,7 +101,7 @@ def octaves(a: int, b: int) -> float:
 Kernel = tuple[Part, Config]  # one compiled kernel, which points share
 
 WORST_EXCESS = 0.5  # log(time / best time) from which on a choice is as bad as none
-# The worth of a need's best choice and of the next ones, which replace it if it does not fit or
+# The worth of a need's best choice and of the next choices, which replace it if it does not fit or
 # is slower once its registers are known.
 RANKS = (1.0, 0.3, 0.1)
 
@@ -117,10 +116,10 @@ class Need:
 
 
 def cover(wanted: Sequence[Need], budget: int) -> list[Kernel]:
-    """Choose at most `budget` kernels greedily: the next one helps the needs most.
+    """Choose at most `budget` kernels greedily: the next kernel helps the needs most.
 
     A kernel's help only shrinks as others are chosen. So a kernel whose last known help is below
-    the best current one need not be evaluated again.
+    the best current help need not be evaluated again.
     """
     served: list[list[float]] = [[WORST_EXCESS] * len(RANKS) for _ in wanted]
     users: dict[Kernel, list[tuple[int, float]]] = {}
@@ -165,7 +164,7 @@ KEPT = "the engine ships an entry tuned on this card; a prediction keeps it"
 
 
 def tuned_near(size: int, keys: Iterable[int]) -> bool:
-    """Whether a file was tuned for about a size: one of its keys is near."""
+    """Say whether a file was tuned for about a size: one of its keys is near."""
     return any(size <= NEAR * key and key <= NEAR * size for key in keys)
 
 
@@ -174,21 +173,21 @@ B = TypeVar("B", bound="Baselines")
 
 @dataclass(frozen=True)
 class Baselines:
-    """What the engine runs at each point that a file must hold.
+    """The engine's configurations at each point that a file must hold.
 
     An exported file must hold them all, because with a file the engine no longer uses its default,
     and picks the entry of the nearest size.
     """
 
-    configs: Mapping[Point, Mapping[str, Config]]  # "default", and "shipped" where there is one
-    tuned_near: frozenset[Point]  # where the shipped entry was tuned for a batch of about this size
+    configs: Mapping[Point, Mapping[str, Config]]  # "default", and "shipped" if the engine ships it
+    tuned_near: frozenset[Point]  # at which the shipped entry was tuned for about this batch size
     uncompiled: bool = True  # whether a prediction keeps shipped entries without compiling them
 
     def pass_over(
         self: B, request: Request, points: Sequence[Point]
     ) -> tuple[list[Entry], tuple[Point, ...], B]:
-        """The shipped entries of the points at which a prediction tries nothing, the other points,
-        and their baselines. These are empty if there are no other points.
+        """Split off the points at which a prediction tries nothing: return their shipped entries,
+        the other points, and the other points' baselines.
         """
         predicts = request.source.kind is MeasureKind.PREDICT
         kept: list[Entry] = []

@@ -1,4 +1,4 @@
-"""Which launch configurations are legal for a problem on a device.
+"""Define which launch configurations are legal for a problem on a device.
 
 A space is a grid with rules. A rule excludes configurations that are wrong, hopeless or take too
 long to compile, and names its source. The compiler decides whether a configuration fits.
@@ -33,13 +33,13 @@ class Space:
     """Ordered axes of ordered values, and the rules that a configuration must keep.
 
     A configuration may lack an axis that has the value 0 (a flag); this means 0. It lacks an axis
-    of `unsaid` where that axis has the value that is given there.
+    of `unsaid` if the axis has the value that `unsaid` gives.
     """
 
     axes: Mapping[str, tuple[int, ...]]
     rules: tuple[Rule, ...] = ()
-    # Axes along which a kernel needs more of the device's memory. A configuration that is at least
-    # as large on each of these as one that ran out of memory will also run out.
+    # Axes along which a kernel needs more of the device's memory. If a configuration runs out of
+    # memory, a configuration that is at least as large on each axis runs out too.
     growing: frozenset[str] = frozenset()
     defaults: Mapping[str, int] = field(default_factory=dict)  # for keys that `nearest` lacks
     # Values that are left out of configurations, because they mean the same as an absent key and
@@ -49,15 +49,15 @@ class Space:
     settle: Callable[[Mapping[str, int]], Mapping[str, int]] | None = None
 
     def broken_rule(self, config: Config) -> Rule | None:
-        """The first rule that `config` breaks."""
+        """Return the first rule that `config` breaks."""
         return next((rule for rule in self.rules if not rule.allows(config)), None)
 
     def legal(self, config: Config) -> bool:
-        """Whether `config` lies on the grid and keeps every rule."""
+        """Say whether `config` lies on the grid and keeps every rule."""
         return config in self._index
 
     def configs(self) -> tuple[Config, ...]:
-        """Every legal configuration; the last axis varies fastest."""
+        """Return every legal configuration; the last axis varies fastest."""
         return self._configs
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class Space:
         rules: Iterable[Rule],
         settle: Callable[[Mapping[str, int]], Mapping[str, int]] | None = None,
     ) -> Space:
-        """The same grid with further rules, found without making the grid again."""
+        """Return the same grid with further rules, without making the grid again."""
         more = tuple(rules)
         found = replace(self, rules=(*self.rules, *more), settle=settle or self.settle)
         kept = (c for c in self._configs if all(rule.allows(c) for rule in more))
@@ -76,29 +76,31 @@ class Space:
         return found
 
     def neighbours(self, config: Config) -> list[Config]:
-        """Legal configurations one step away on one axis; axes in order, the step up first."""
+        """List legal configurations one step away on one axis; axes in order, the step up first."""
         moves = ({name: step} for name in self.axes for step in (1, -1))
         return list(self._moved(config, moves))
 
     def exchanges(self, config: Config) -> list[Config]:
-        """Legal configurations one step up on one growing axis and one step down on another.
+        """List legal configurations one step up on one growing axis and one step down on another.
 
-        A configuration often uses all the memory that a device allows. Then no single step up
-        fits, but a wider tile with a shallower pipeline may.
+        A configuration often uses all the memory that a device allows. Then no single step up fits,
+        but a wider tile with a shallower pipeline may.
         """
         growing = [name for name in self.axes if name in self.growing]
         moves = ({up: 1, down: -1} for up, down in itertools.permutations(growing, 2))
         return list(self._moved(config, moves))
 
     def settled(self, config: Mapping[str, int]) -> Config:
-        """The configuration that stands for all that run the same way; it may break a rule."""
+        """Return the configuration that stands for all that run the same way; it may
+        break a rule.
+        """
         return Config(self.settle(config) if self.settle else config)
 
     def nearest(self, config: Mapping[str, int]) -> Config:
-        """The legal configuration nearest to any given one, by octaves summed over axes.
+        """Return the legal configuration nearest to a given one, by octaves summed over axes.
 
-        Keys that are not an axis are ignored; absent axes take their default.
-        Raises ValueError in a space without a legal configuration.
+        Keys that are not an axis are ignored; absent axes take their default. Raises ValueError in
+        a space without a legal configuration.
         """
         config = self.settled(config)
         absent = {**self.unsaid, **self.defaults}
@@ -112,14 +114,15 @@ class Space:
         if self.legal(snapped):
             return snapped
         key = tuple(wanted)
-        if key not in self._found:  # the search asks for the same ones again
+        if key not in self._found:  # the search asks for the same values again
             self._found[key] = self._closest(wanted)
         return self._found[key]
 
     def _closest(self, wanted: Sequence[float]) -> Config:
-        """The legal configuration with the least distance, the first by its text if several have.
+        """Return the legal configuration with the least distance; of several, the first by its
+        text.
 
-        An axis at a time, so that whatever begins too far away is passed over.
+        Search an axis at a time, and skip every branch that begins too far away.
         """
         best: list[tuple[float, Config]] = []
 
@@ -139,25 +142,25 @@ class Space:
         return best[0][1]
 
     def at_least_as_large(self, config: Config, other: Config) -> bool:
-        """Whether `config` is `other` or larger along every growing axis."""
+        """Say whether `config` is at least as large as `other` along every growing axis."""
         return all(config.get(name, 0) >= other.get(name, 0) for name in self.growing)
 
     def as_large_as(self, other: Config) -> frozenset[Config]:
-        """The legal configurations that are at least as large as `other`."""
+        """Return the legal configurations that are at least as large as `other`."""
         if other not in self._larger:  # the search asks in each round
             found = (c for c in self._configs if self.at_least_as_large(c, other))
             self._larger[other] = frozenset(found)
         return self._larger[other]
 
     def indices(self, config: Config) -> dict[str, int]:
-        """The position of a legal configuration on each axis."""
+        """Return the position of a legal configuration on each axis."""
         return {name: values.index(self._value(config, name)) for name, values in self.axes.items()}
 
     def place(self, config: Config) -> tuple[float, ...]:
-        """Where a configuration of the space lies on each axis, in octaves.
+        """Return a configuration's place on each axis, in octaves.
 
-        A step from one value to the next counts one octave at most: what GROUP_SIZE_M = 1 and 16
-        do differs less than their sizes.
+        A step from one value to the next counts one octave at most: the effects of GROUP_SIZE_M = 1
+        and 16 differ less than their sizes.
         """
         if config not in self._placed:  # all points of a part ask
             stops = (self._stops[name][self._value(config, name)] for name in self.axes)
@@ -165,7 +168,7 @@ class Space:
         return self._placed[config]
 
     def at(self, indices: Mapping[str, int]) -> Config:
-        """The configuration at a position on each axis; it may break a rule."""
+        """Return the configuration at a position on each axis; it may break a rule."""
         return self._said({name: values[indices[name]] for name, values in self.axes.items()})
 
     def _said(self, values: Mapping[str, int]) -> Config:
@@ -183,7 +186,7 @@ class Space:
 
     @cached_property
     def _stops(self) -> dict[str, dict[int, float]]:
-        """The place of each value of each axis."""
+        """Return the place of each value of each axis."""
         found = {}
         for name, values in self.axes.items():
             octaves = [_octave(value) for value in values]
@@ -218,7 +221,7 @@ class Space:
 
     @cached_property
     def _tree(self) -> _Tree:
-        """The legal configurations, by their octaves on one axis after the other."""
+        """Return the legal configurations, by their octaves on one axis after the other."""
         tree: _Tree = {}
         *first, last = self.axes
         for config in self._configs:
@@ -236,7 +239,7 @@ def _octave(value: int) -> float:
 
 
 def space_identity(spaces: Mapping[Part, Space]) -> str:
-    """sha256 of the configurations that may be tried; it is part of a run's identity."""
+    """Return the sha256 of the configurations that may be tried; a run's identity has it."""
     digest = hashlib.sha256()
     for part in sorted(spaces):
         digest.update(f"{part.value}\n".encode())
@@ -253,9 +256,9 @@ GROUP, BLOCK = "GROUP_SIZE_M", "BLOCK_SIZE_M"
 
 
 def without_equal_groups(space: Space, row_tiles: Callable[[int], int]) -> Space:
-    """The space with one value of GROUP_SIZE_M for each way to run: the smallest one.
+    """Keep one value of GROUP_SIZE_M for each way to run: the smallest.
 
-    `row_tiles` gives the most rows of tiles that a launch can have with a BLOCK_SIZE_M.
+    `row_tiles` returns the most rows of tiles that a launch can have with a BLOCK_SIZE_M.
     """
     groups = space.axes.get(GROUP, (1,))
 
@@ -274,7 +277,7 @@ def without_equal_groups(space: Space, row_tiles: Callable[[int], int]) -> Space
 
     rule = Rule(
         "a group is not larger than the rows of tiles need",
-        "the kernel limits a group to the rows of tiles that are left, so larger ones are the same",
+        "the kernel limits a group to the rows of tiles that are left: larger groups are the same",
         lambda config: config.get(GROUP, 1) <= most[config[BLOCK]],
     )
     return space.narrowed([rule], settled)

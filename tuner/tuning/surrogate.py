@@ -1,9 +1,9 @@
-"""The models of a search: a Gaussian process over measured times, and Optuna's TPE.
+"""Model times for a search: a Gaussian process over measured times, and Optuna's TPE.
 
-The process orders what a search proposes. Its covariance falls with the distance of two places, so
-a time tells of near configurations and of near batch sizes. NumPy alone does this: the base package
-may bring no larger library into an engine's environment. TPE suggests further configurations from
-the times at one point.
+The process orders the proposals of a search. Its covariance falls with the distance of two places,
+so a time tells of near configurations and of near batch sizes. NumPy alone does this: the base
+package may bring no larger library into an engine's environment. TPE suggests further
+configurations from the times at one point.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from tuner.tuning.space import Space
 
 Array = NDArray[np.float64]
 
-# In standard deviations of the values. It covers the noise of times and what places do not say.
+# In standard deviations of the values. It covers the noise of times and facts that places lack.
 NOISE = 0.1
 ORDERED = 50  # more than a round tries
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 class Surrogate:
-    """What values at some places say about values at others; small values are good."""
+    """A Gaussian process that predicts values at new places from known values; small is good."""
 
     def __init__(self, places: Sequence[Sequence[float]], values: Sequence[float]) -> None:
-        """`places` (n, d) are scaled: the covariance is Matern 5/2 with a length of 1."""
+        """Fit the process. `places` (n, d) are scaled: the covariance is Matern 5/2
+        with length 1.
+        """
         _one_thread()
         self._places, known = np.array(places), np.array(values)
         self._mean = float(np.mean(known))
@@ -44,10 +46,10 @@ class Surrogate:
         self._weights = self._inverse @ ((known - self._mean) / self._scale)
 
     def promising(self, places: Sequence[Sequence[float]]) -> Iterator[int]:
-        """The indices of the `ORDERED` places with the largest expected improvement on 0.
+        """Yield the indices of the `ORDERED` places with the largest expected improvement on 0.
 
-        Each one is taken to be as expected before the next is chosen, so that the first ones do
-        not crowd in one place. Equal ones keep their order.
+        Each chosen place counts as having its expected value before the next is chosen, so that the
+        first places do not crowd. Equal places keep their order.
         """
         if not places:
             return
@@ -57,7 +59,7 @@ class Surrogate:
         means = cross @ self._weights
         left = 1 - np.einsum("ij,ij->i", solved, cross)  # the variances
         target = -self._mean / self._scale
-        taken: list[Array] = []  # what each one taken before says of the others
+        taken: list[Array] = []  # the effect of each place taken before on the others
         open_ = np.ones(len(wanted), dtype=bool)
         for _ in range(min(len(wanted), ORDERED)):
             gains = np.where(open_, _improvement(means, left, target), -np.inf)
@@ -75,8 +77,8 @@ class Surrogate:
 def _one_thread() -> None:
     """Keep NumPy to one thread in this process, from now on.
 
-    Its threads would wait for each other, and take four times the CPU seconds on 16 cores. A GPU's
-    process and compile processes need these.
+    More threads would wait for each other, and take four times the CPU seconds on 16 cores. The
+    GPU's process and the compile processes need these seconds.
     """
     threadpool_limits(limits=1, user_api="blas")
 
@@ -89,7 +91,7 @@ def _covariance(a: Array, b: Array) -> Array:
 
 
 def _improvement(means: Array, variances: Array, target: float) -> Array:
-    """How far a value is expected to fall below `target`, counting 0 where it does not."""
+    """Return how far a value is expected to fall below `target`, counting 0 if it does not."""
     deviations = np.sqrt(np.maximum(variances, 1e-9))
     z = (target - means) / deviations
     below = 0.5 * (1 + _erf(z / math.sqrt(2)))
@@ -101,7 +103,7 @@ _ATTEMPTS = 2  # TPE may repeat itself or leave the space; an attempt takes abou
 
 
 def suggestions(space: Space, results: Mapping[Config, Measurement], seed: int) -> Iterator[Config]:
-    """Configurations of the space that are not among the results."""
+    """Yield configurations of the space that are not among the results."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         # constant_liar counts untried suggestions as poor, so TPE does not repeat them.

@@ -1,8 +1,8 @@
-"""The tuning loop: ask for candidates, try the new ones, keep every trial, choose.
+"""Run the tuning loop: ask for candidates, try the new ones, keep every trial, choose.
 
-The strategy, the bench, the store and the chooser are passed in. To resume a run, the same
-search runs again and stored trials answer first. So nothing is measured twice, and where times
-repeat exactly, the winners are the same.
+The strategy, the bench, the store and the chooser are passed in. To resume a run, the same search
+runs again and stored trials answer first. So nothing is measured twice, and if times repeat
+exactly, the winners are the same.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tuner.problems.results import Entry, Measurement, Totals, Trial
 from tuner.tuning.report import all_lost, keep_uncompared, mishap_lines, most_alike
 from tuner.tuning.space import Space
 
-# The median of 15 interleaved times varies by about 0.1 % on an H200, and that of nine by a third
-# more. More rounds would take as long as the search does.
+# The median of 15 interleaved times varies by about 0.1 % on an H200, and the median of nine by a
+# third more. More rounds would take as long as the search does.
 RACE_ROUNDS = 9
-STAYS = "the stored entry stays"  # why an entry is what it was before the run
+STAYS = "the stored entry stays"  # the reason of an entry that is the same as before the run
 
 
 class Bench(Protocol):
@@ -32,12 +32,12 @@ class Bench(Protocol):
     totals: Totals
 
     def submit(self, candidates: Sequence[Candidate]) -> None:
-        """Queue candidates; returns at once."""
+        """Queue candidates; return at once."""
 
     def poll(self, wait: bool) -> list[Trial]:
-        """Every trial finished since the last call.
+        """Return every trial finished since the last call.
 
-        With `wait`, block until there is at least one, unless nothing is submitted.
+        With `wait`, block until there is at least one trial, unless nothing is submitted.
         """
 
 
@@ -45,7 +45,7 @@ class Strategy(Protocol):
     """Proposes candidates and learns from their measurements."""
 
     def ask(self) -> list[Candidate]:
-        """What to try next; empty while it waits for tells, and when it is done."""
+        """Return the next candidates to try; none while it waits for tells, and when it is done."""
 
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
         """Take the measurement of a candidate, which the strategy need not have proposed."""
@@ -66,12 +66,15 @@ class FixedStrategy:
 
     @property
     def left(self) -> Sequence[Candidate]:
-        """What it has not proposed yet."""
+        """Return the candidates that it has not proposed yet."""
         return self._left
 
 
 class WhereNeeded:
-    """Tries a list, which is made once it is known at which sizes what is trusted cannot run."""
+    """A strategy for the sizes at which the trusted configurations cannot run.
+
+    Its candidates are listed once those sizes are known.
+    """
 
     def __init__(
         self,
@@ -79,7 +82,9 @@ class WhereNeeded:
         trusted: Mapping[Point, Config],
         listed: Callable[[Collection[Point]], Sequence[Candidate]],
     ) -> None:
-        """`trusted` is tried before, as the goal's; `listed` gives the candidates of points."""
+        """Take the goal's `trusted` configurations, and `listed`, which lists the candidates of
+        points.
+        """
         self._points, self._listed = points, listed
         self._waiting = {Candidate(point, config) for point, config in trusted.items()}
         self._needed = {point.size for point in points if point not in trusted}
@@ -100,29 +105,29 @@ class WhereNeeded:
 
 
 def everything(spaces: Mapping[Point, Space]) -> FixedStrategy:
-    """A strategy that tries all configurations of each point's space."""
+    """Return a strategy that tries all configurations of each point's space."""
     return FixedStrategy(
         [Candidate(point, config) for point, space in spaces.items() for config in space.configs()]
     )
 
 
 class Watcher:
-    """Hears what a run does, so that a person can be told. This one tells nobody."""
+    """Hears the steps of a run, to tell a person. This class tells nobody."""
 
     def compiles(self, compiler: KernelCompiler) -> None:
-        """This compiles the run's candidates."""
+        """Take the compiler of the run's candidates."""
 
     def step(self, text: str) -> None:
-        """What the run does now, in words; empty while it tries candidates."""
+        """Take the run's present step, in words; empty while it tries candidates."""
 
     def expected(self, candidates: Collection[Candidate]) -> None:
-        """These candidates will be tried, and no others."""
+        """Take the candidates that will be tried; there will be no others."""
 
     def asked(self, fresh: Collection[Candidate], stored: Collection[Trial]) -> None:
-        """The next candidates to try, and answers that the store had."""
+        """Take the next candidates to try, and the trials that the store had."""
 
     def tried(self, trial: Trial) -> None:
-        """A new trial, which is stored."""
+        """Take a new trial, which is stored."""
 
 
 UNWATCHED = Watcher()
@@ -132,10 +137,10 @@ class Chooser(Protocol):
     """Chooses entries by a family's rules."""
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
-        """The entries. Raises NothingFits where a point to tune has no usable trial."""
+        """Return the entries. Raises NothingFits if a point to tune has no usable trial."""
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
-        """The trials of the points to tune that are worth timing again."""
+        """Return the trials of the points to tune that are worth timing again."""
 
 
 # Times candidates of a point in turn, so that drift affects them equally, in so many rounds: gives
@@ -145,23 +150,23 @@ Race = Callable[[Sequence[Candidate], int], dict[Candidate, Measurement]]
 
 @dataclass(frozen=True)
 class RunGoal:
-    """What a run must answer."""
+    """The points that a run must tune, and the candidates that it compares with."""
 
     requested: Sequence[Point]  # the points to tune
     incumbents: Mapping[Point, Mapping[str, Config]]  # for every point that a file must hold
     chooser: Chooser
-    # What the store has for the requested points, measured in the same environment. It is tried
-    # beside the incumbents, and it is no seed: a search must ask the same when it is resumed.
+    # The store's entries for the requested points, measured in the same environment. They are tried
+    # beside the incumbents, and are no seeds: a search must ask the same when it is resumed.
     previous: Mapping[Point, Config] = field(default_factory=dict)
-    # What the engine's makers measured on the card. It is tried too, and is no seed either.
+    # The entries of the engine's makers for the card. They are tried too, and are no seeds either.
     trusted: Mapping[Point, Config] = field(default_factory=dict)
     # Backends to measure beside Triton. One kernel of a backend may do the work of the kernels of
     # several points; it is measured at the first of them.
     backends: Mapping[Point, Sequence[str]] = field(default_factory=dict)
 
     def incumbent_candidates(self) -> list[Candidate]:
-        """What is tried first: what the engine would run without this tuner, what its makers
-        measured, and what the store has.
+        """Return the first candidates: the engine's configurations and backends, its makers'
+        entries, and the store's entries.
         """
         wanted = {
             Candidate(point, config): None
@@ -179,10 +184,10 @@ class RunGoal:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run found."""
+    """The entries of a run."""
 
     entries: Sequence[Entry]
-    mishaps: Sequence[str] = ()  # lines on what it lost to mishaps
+    mishaps: Sequence[str] = ()  # lines on losses to mishaps
 
 
 def tune(
@@ -195,14 +200,13 @@ def tune(
     race: Race | None = None,
     tell: Callable[[list[Entry], Sequence[Trial]], list[Entry]] | None = None,
 ) -> Outcome:
-    """Run `goal`; raises NothingFits where a requested point has no entry, or MeasurerFailed where
-    mishaps leave that open.
+    """Run `goal`.
 
     `stored` are the trials that the run has already, or that need no try; `store` keeps further
-    ones durably.
-    With a `race`, the finalists of each point are timed again in turn, and the new times decide.
-    `tell` adds to the entries what the trials of other backends say; only Triton's are chosen.
-    `bench.totals.wall_s` is set to the seconds that this took.
+    trials durably. With a `race`, the finalists of each point are timed again in turn, and the new
+    times decide. `tell` adds the trials of other backends to the entries; only Triton's candidates
+    are chosen. `bench.totals.wall_s` is set to the seconds that this took. Raises NothingFits if a
+    requested point has no entry, or MeasurerFailed if mishaps leave that open.
     """
     started = time.perf_counter()
     trials = {trial.candidate: trial for trial in stored}
@@ -226,7 +230,7 @@ def tune(
 
 
 def _choose(goal: RunGoal, trials: Iterable[Trial]) -> list[Entry]:
-    """The entries. An error says what the compiler or the GPU said of the candidates."""
+    """Choose the entries. An error says why the compiler or the GPU refused the candidates."""
     tuned = _tritons(trials)
     try:
         return goal.chooser.choose(tuned)
@@ -243,9 +247,9 @@ def _tritons(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def _why(trials: Sequence[Trial]) -> str:
-    """What the compiler or the GPU said of the candidates that failed; the most frequent counts.
+    """Return the most frequent message of the compiler or the GPU about failed candidates.
 
-    Of texts that are alike, the one of the least shared memory is given.
+    Of texts that are alike, return the text of the candidate with the least shared memory.
     """
     failed = [trial.compiled for trial in trials if not trial.compiled.ok]
     failed.sort(key=lambda one: one.shared_bytes or 0)
@@ -256,7 +260,7 @@ def _why(trials: Sequence[Trial]) -> str:
     return f": {count} {len(trials)} that were tried end so: {most[0] or failed[0].status.value}"
 
 
-Raced = dict[Candidate, Trial]  # trials with what a race found
+Raced = dict[Candidate, Trial]  # trials with a race's results
 
 
 def _race(
@@ -266,8 +270,10 @@ def _race(
     race: Race,
     watcher: Watcher,
 ) -> tuple[list[Entry], Raced, dict[Point, str]]:
-    """Time the finalists again. Returns the entries by the new times, what the races found, and
-    the points that keep the times of the search, with the reason.
+    """Time the finalists again.
+
+    Return the entries by the new times, the races' trials, and the points that keep the times of
+    the search, with the reason.
     """
     others = [t for c, t in trials.items() if c.backend != TRITON and t.measurement.timed]
     again = [*goal.chooser.finalists(_tritons(trials.values()), entries), *others]
@@ -278,14 +284,14 @@ def _race(
         lost = [trial for trial in raced.values() if trial.lost]
         if not lost:
             raise
-        # What runs together was lost in part: at one point this, at another one that.
+        # Kernels that run together were lost in part, at each point others.
         verdicts = {c: trial for c, trial in raced.items() if not trial.measurement.timed}
         unraced = dict.fromkeys(goal.requested, lost[0].measurement.detail)
         return _choose_again(goal, trials, verdicts, unraced), verdicts, unraced
 
 
 def _raced(trials: Sequence[Trial], race: Race, watcher: Watcher) -> tuple[Raced, dict[Point, str]]:
-    """What the race of each point found, and why points have none."""
+    """Race each point: return the new trials, and why points have no race."""
     by_point: dict[Point, list[Trial]] = {}
     for trial in trials:
         by_point.setdefault(trial.candidate.point, []).append(trial)
@@ -313,8 +319,8 @@ def _choose_again(
     raced: Raced,
     unraced: Collection[Point],
 ) -> list[Entry]:
-    """The entries by what races found, and by the times of the search at points without a race,
-    where nothing was compared that a race would compare.
+    """Choose by the races' times; at points without a race, by the times of the search, if nothing
+    was compared there that a race would compare.
     """
     requested, own = set(goal.requested), set(goal.incumbent_candidates())
 
@@ -337,7 +343,7 @@ def explore(
     known: Mapping[Candidate, Trial],
     watcher: Watcher,
 ) -> None:
-    """Try the incumbents and what the strategy asks for; `keep` gets each batch of new trials."""
+    """Try the incumbents and the strategy's candidates; `keep` gets each batch of new trials."""
     asked: dict[Candidate, int] = {}  # candidate -> its position; answers are told in this order
     waiting: set[Candidate] = set()
     proposals: Iterable[Candidate] = goal.incumbent_candidates() or strategy.ask()

@@ -1,4 +1,4 @@
-"""The variables that point sglang's servers at folders, each with what its folder must hold."""
+"""Name the variables that point sglang's servers at folders, and the required content of each."""
 
 from tuner.bindings.sglang.fused_moe.files import CONFIG_DIR_VARIABLE as MOE_VARIABLE
 from tuner.bindings.sglang.plugin.files import CONFIG_DIR_VARIABLE as ATTENTION_VARIABLE

@@ -14,7 +14,7 @@ from tuner.kernels.stand_ins import stand_in_torch, stand_in_triton
 
 @dataclass(frozen=True)
 class SGLangScanKernels(ScanKernels[SGLang]):
-    """The kernels of one family in one version of sglang."""
+    """The kernels of a family in a version of sglang."""
 
     def _open(self, source: Path, target: Target) -> Definitions:
         triton, torch = stand_in_triton(self._launches.append), stand_in_torch(target)

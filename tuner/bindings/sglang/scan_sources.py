@@ -1,4 +1,6 @@
-"""Where sglang's kernels of chunked scans are. Servers lift them too, so this module is light."""
+"""List the folders of sglang's kernels of chunked scans. Servers lift them too, so this module is
+light.
+"""
 
 from __future__ import annotations
 

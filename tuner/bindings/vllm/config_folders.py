@@ -1,4 +1,4 @@
-"""The variables that point vLLM's servers at folders, each with what its folder must hold."""
+"""Name the variables that point vLLM's servers at folders, and the required content of each."""
 
 from tuner.bindings.vllm.fused_moe.loader_rules import CONFIG_DIR_VARIABLE
 from tuner.families.scans.files import CONFIG_DIR_VARIABLE as SCAN_VARIABLE

@@ -1,4 +1,4 @@
-"""vLLM's own functions, run with stand-ins for the card and its settings."""
+"""Run vLLM's own functions with stand-ins for the card and its settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tuner.kernels.stand_ins import (
     stand_in_triton,
 )
 
-# Variables of servers' environments, as they are where nobody sets them.
+# Variables of servers' environments, with their values if nobody sets them.
 _ENVS = {
     "VLLM_BATCH_INVARIANT": False,
     "VLLM_TRITON_USE_TD": None,
@@ -29,23 +29,23 @@ _ENVS = {
 
 @dataclass(frozen=True)
 class EngineFunctions:
-    """The functions of one file of a copy of vLLM, for one target."""
+    """The functions of a file of a copy of vLLM, for a target."""
 
     engine: VLLM
     source: str  # the file, below the engine's folder
     target: Target
-    device_name: str = ""  # as the driver gives it; "" where nothing asks
+    device_name: str = ""  # as the driver gives it; "" if nothing asks
     known: Mapping[str, object] = field(default_factory=dict)  # further stand-ins, by name
     chosen: Mapping[str, int] = field(default_factory=dict)  # is added to each launch
     _launches: list[KernelLaunch] = field(default_factory=list)
     _opened: list[Definitions] = field(default_factory=list)
 
     def call(self, name: str, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401
-        """See `Definitions.call`."""
+        """Call a function; see `Definitions.call`."""
         return self.definitions.call(name, arguments)
 
     def launches(self, name: str, arguments: Mapping[str, object]) -> list[KernelLaunch]:
-        """What a function launches. Raises UnsupportedKernel."""
+        """Return a function's launches. Raises UnsupportedKernel."""
         self._launches.clear()
         self.call(name, arguments)
         return list(self._launches)
@@ -54,12 +54,12 @@ class EngineFunctions:
         return self.definitions.has(name)
 
     def takes(self, name: str, parameter: str) -> bool:
-        """Whether a function of the release has a parameter of that name."""
+        """Say whether a function of the release has a parameter of that name."""
         return parameter in self.definitions.parameters(name)
 
     @property
     def definitions(self) -> Definitions:
-        """The functions, compiled as they are asked for."""
+        """Return the functions, compiled as they are asked for."""
         if not self._opened:
             engine = self.engine
             origin = f"{engine.name} {engine.version}"
@@ -72,7 +72,7 @@ class EngineFunctions:
 
 
 def device_functions(engine: VLLM, source: str, device: Device) -> EngineFunctions:
-    """The functions of a file for a card, which may ask for its name."""
+    """Return the functions of a file for a card, which may ask for its name."""
     return EngineFunctions(engine, source, device.target, engine.card_name(device.name))
 
 
@@ -89,7 +89,7 @@ def _stand_ins(target: Target, device_name: str, launches: list[KernelLaunch]) -
     return {
         "current_platform": Namespace("current_platform", platform),
         "envs": Namespace("envs", _ENVS),
-        "vllm_is_batch_invariant": lambda: False,  # what 0.11.1 to 0.30 ask instead of envs
+        "vllm_is_batch_invariant": lambda: False,  # 0.11.1 to 0.30 ask this instead of envs
         "get_device_name_as_file_name": lambda: re.sub(r"[\s/]+", "_", device_name),
         "torch": stand_in_torch(target),
         "triton": triton,

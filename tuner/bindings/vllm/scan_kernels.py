@@ -14,7 +14,7 @@ from tuner.kernels.definitions import Definitions
 
 @dataclass(frozen=True)
 class VLLMScanKernels(ScanKernels[VLLM]):
-    """The kernels of one family in one version of vLLM."""
+    """The kernels of a family in a version of vLLM."""
 
     def _open(self, source: Path, target: Target) -> Definitions:
         return EngineFunctions(

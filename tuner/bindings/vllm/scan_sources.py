@@ -1,4 +1,6 @@
-"""Where vLLM's kernels of chunked scans are. Servers lift them too, so this module is light."""
+"""List the folders of vLLM's kernels of chunked scans. Servers lift them too, so this module is
+light.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from tuner.families.scans.sources import ScanSources
 
 
 def _first_calls(scan: Scan) -> Scan:
-    """The last states go straight into the cache, so no kernel finds them at sequences' ends."""
+    """Return the chain with only the first call of each kernel: the last states go straight into
+    the cache, so no kernel finds them at sequences' ends.
+    """
     once = {part: replace(tuned, calls=tuned.calls[:1]) for part, tuned in scan.kernels.items()}
     return replace(scan, kernels=once)
 

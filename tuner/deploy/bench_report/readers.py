@@ -1,7 +1,7 @@
 """Read benchmark results: printed tables, JSON lines, decode log lines, markdown tables.
 
-The formats are those of sglang's bench_serving (0.4.4 to 0.5.23) and of vLLM's `bench serve`. A
-file may hold several runs in several formats; each reader takes the lines that it knows.
+The formats come from sglang's bench_serving (0.4.4 to 0.5.23) and from vLLM's `bench serve`. A file
+may hold several runs in several formats; each reader takes the lines that it knows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Pauses:
             self.paused.add(_rank(line))
 
     def counts(self, line: str) -> bool:
-        """Whether a decode line counts a pause."""
+        """Say whether a decode line counts a pause."""
         rank = _rank(line)
         if rank not in self.paused:
             return False
@@ -63,7 +63,7 @@ def _rank(line: str) -> str:
 
 
 def decode_line(line: str, source: str) -> list[Sample]:
-    """The throughput that a line of a log says; none if it is no decode line."""
+    """Return the throughput in a line of a log; none if it is no decode line."""
     match = _DECODE.search(line)
     if not match:
         return []
@@ -74,7 +74,7 @@ def decode_line(line: str, source: str) -> list[Sample]:
 _ASKED = re.compile(
     r"\bnum[-_]prompts[ =](\d{1,9})"
 )  # in a command, or in its arguments as printed
-_APART = 1.1  # results of one server differ by less
+_APART = 1.1  # results of the same server differ by less
 _TABLE_START = re.compile(r"^=+ Serving Benchmark Result =+\s*$")
 _TABLE_END = re.compile(r"^={20,}\s*$")
 _TABLE_LINE = re.compile(r"^\s*([A-Za-z0-9][^:]*(?:\([^)]*\))?):\s+(\S.*?)\s*$")
@@ -120,14 +120,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class Results:
-    """The values of files, and how many decode lines were left out."""
+    """The values of files, and the number of decode lines that were left out."""
 
     samples: list[Sample]
     after_pauses: int  # decode lines that count time without requests
     failures: tuple[Failure, ...] = ()
 
     def notes(self, path: Path) -> Iterator[str]:
-        """Sentences about what was left out, and about runs that were taken for one another."""
+        """Yield sentences about left-out lines, failed requests, and runs that seem to be of
+        different servers.
+        """
         n = self.after_pauses
         if n:
             yield (
@@ -143,7 +145,7 @@ class Results:
         yield from self._mixed(path)
 
     def _mixed(self, path: Path) -> Iterator[str]:
-        """A sentence for the first load of which a text has several, different results."""
+        """Yield a sentence about the first load for which a text has several, different results."""
         groups: dict[tuple[Key, str], list[Sample]] = {}
         for one in self.samples:
             if one.key.load is LoadKind.SERVING and path.is_file():
@@ -165,14 +167,14 @@ class Results:
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """The samples of `read_results`."""
+    """Return the samples of `read_results`."""
     return read_results(path).samples
 
 
 def read_results(path: Path) -> Results:
-    """Every value in a file, or in the files of a folder, in the order of their names.
+    """Return every value in a file, or in the files of a folder, in the order of their names.
 
-    Raises MalformedBenchmark where there is none, or where a file cannot be read.
+    Raises MalformedBenchmark if there is none, or if a file cannot be read.
     """
     pauses, failures = Pauses(), list[Failure]()
     try:
@@ -198,9 +200,9 @@ def parse_samples(
     pauses: Pauses | None = None,
     failures: list[Failure] | None = None,
 ) -> list[Sample]:
-    """Every value in the lines, whatever their format. Only a JSON document is kept whole.
+    """Return every value in the lines, whatever their format. Only a JSON document is kept whole.
 
-    Left out are decode lines that count a pause; `pauses` counts them. `failures` gets the runs in
+    Decode lines that count a pause are left out; `pauses` counts them. `failures` gets the runs in
     which requests failed.
     """
     pauses = pauses or Pauses()
@@ -289,14 +291,14 @@ class _ServingTable:
 
 
 def _failed(succeeded: float | None, failed: float | None, asked: float | None) -> int:
-    """How many requests failed: as said, else as many as were asked for and did not succeed."""
+    """Return how many requests failed: the given number, else the requests that did not succeed."""
     if failed is None and succeeded is not None and asked is not None:
         failed = asked - succeeded
     return whole_number(failed)
 
 
 def parse_json(text: str, source: str, failures: list[Failure] | None = None) -> list[Sample]:
-    """The values of a JSON object or a list of objects; none for anything else."""
+    """Return the values of a JSON object or a list of objects; none for anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -332,7 +334,7 @@ def _json_run(run: dict[str, Any], source: str, failures: list[Failure]) -> list
 def _markdown_row(
     header: list[str], cells: list[str], source: str
 ) -> tuple[list[str], list[Sample]]:
-    """(header for the next rows, values of this row)."""
+    """Return (header for the next rows, values of this row)."""
     names = [_MARKDOWN.get(cell.lower(), "") for cell in cells]
     if "concurrency" in names:
         return names, []
@@ -349,6 +351,8 @@ def _markdown_row(
 
 
 def _latency_name(statistic: str, quantity: str) -> str:
-    """The name of a latency metric; sglang's E2E Latency and vLLM's E2EL are the same metric."""
+    """Return the name of a latency metric; sglang's E2E Latency and vLLM's E2EL are the same
+    metric.
+    """
     short = "e2e" if quantity.lower().startswith("e2e") else quantity.lower()
     return f"{statistic.lower()}_{short}_ms"

@@ -1,4 +1,4 @@
-"""Benchmark values by metric and load, and what two runs at equal load have gained."""
+"""Hold benchmark values by metric and load, and compute the gain between two runs at equal load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from math import comb
 class LoadKind(str, Enum):
     """The kind of benchmark."""
 
-    SERVING = "serving"  # a client sent requests; one value per run
+    SERVING = "serving"  # a client sent requests; a value per run
     DECODE = "decode"  # the server's log lines; many values per run
 
 
@@ -38,7 +38,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Sample:
-    """One value of one run."""
+    """A value of a run."""
 
     key: Key
     metric: str
@@ -57,7 +57,7 @@ class Metric:
     higher_is_better: bool
 
     def gain(self, before: float, after: float) -> float:
-        """Return how many times as good it has become."""
+        """Return the gain: how many times as good the value has become."""
         return after / before if self.higher_is_better else before / after
 
 
@@ -79,7 +79,7 @@ LATENCY_NAME = re.compile(r"(mean|median|max|p[0-9]{1,2})_(ttft|tpot|itl|e2e)_ms
 
 
 def metric(name: str) -> Metric | None:
-    """The metric of that name; None for a quantity that is not about speed."""
+    """Return the metric of that name; None for a quantity that is not about speed."""
     if name in _THROUGHPUTS:
         title, unit = _THROUGHPUTS[name]
         return Metric(name, title, unit, True)
@@ -92,7 +92,9 @@ def metric(name: str) -> Metric | None:
 
 
 def metric_order(name: str) -> tuple[int, str, str]:
-    """Sort key of a metric: throughputs first, in the order above, then latencies by quantity."""
+    """Return the sort key of a metric: throughputs first, in the order above, then latencies by
+    quantity.
+    """
     if name in _THROUGHPUTS:
         return (list(_THROUGHPUTS).index(name), "", "")
     match = LATENCY_NAME.fullmatch(name)
@@ -108,7 +110,7 @@ _SMALLEST, _LARGEST = 1e-6, 1e12
 def serving_key(
     concurrency: object, input_len: float | None, output_len: float | None, rate: object
 ) -> Key:
-    """The key of a load on a server, from fields as a benchmark writes them."""
+    """Return the key of a load on a server, from fields as a benchmark writes them."""
     number = number_of(rate)
     text = f"{number:g}" if number is not None else str(rate) if rate == "trace" else "inf"
     return Key(
@@ -121,7 +123,7 @@ def serving_key(
 
 
 def samples_of(key: Key, values: dict[str, object], source: str, failed: int = 0) -> list[Sample]:
-    """Samples of the values that are a known metric and a number in the valid range."""
+    """Return samples of the values that are a known metric and a number in the valid range."""
     found = []
     for name, value in values.items():
         number = number_of(value)
@@ -131,18 +133,18 @@ def samples_of(key: Key, values: dict[str, object], source: str, failed: int = 0
 
 
 def mean(total: float | None, count: float | None) -> float | None:
-    """`total` for each of `count`; None if one is missing or zero."""
+    """Return `total` for each of `count`; None if either is missing or zero."""
     return total / count if total and count else None
 
 
 def whole_number(value: object) -> int:
-    """The nearest whole number; 0 for what is none."""
+    """Return the nearest whole number; 0 for a value that is no number."""
     number = number_of(value)
     return round(number) if number is not None and 0 <= number <= _LARGEST else 0
 
 
 def number_of(value: object) -> float | None:
-    """The number that a value or its text is; None if it is none, or is not finite."""
+    """Return the number of a value or of its text; None if it is no number, or is not finite."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -159,7 +161,7 @@ FEWEST_RUNS = 6
 
 @dataclass(frozen=True)
 class Spread:
-    """Values of one metric at one load."""
+    """The values of a metric at a load."""
 
     median: float
     low: float
@@ -178,12 +180,12 @@ class Pair:
     gain: float  # above 1 is better, for throughput and latency alike
     gain_low: float
     gain_high: float
-    run_by_run: bool  # whether runs were paired one to one for the gain
+    run_by_run: bool  # whether runs were paired in order for the gain
     failed: int = 0  # requests that failed on either side
 
     @property
     def verdict(self) -> str:
-        """One of better, worse, or unclear: the gain's range includes 1, or requests failed."""
+        """Return better, worse, or unclear: the gain's range includes 1, or requests failed."""
         if self.failed:
             return "unclear"
         if self.gain_low > 1:
@@ -214,11 +216,11 @@ def compare(before: Iterable[Sample], after: Iterable[Sample]) -> Comparison:
     )
 
 
-SAME_LENGTH = 0.02  # mean lengths of one load differ by less, from one run to the next
+SAME_LENGTH = 0.02  # mean lengths of a load differ by less from run to run
 
 
 class _Loads:
-    """Takes loads whose mean lengths are nearly equal for one: the first that was seen."""
+    """Unites loads whose mean lengths are nearly equal, under the load that was seen first."""
 
     def __init__(self) -> None:
         self._seen: dict[Key, Key] = {}
@@ -240,7 +242,7 @@ def _same_load(one: Key, other: Key) -> bool:
 
 
 def grouped(samples: Iterable[Sample]) -> dict[tuple[Key, str], list[Sample]]:
-    """Samples by load and metric."""
+    """Return samples by load and metric."""
     return _grouped(samples, _Loads())
 
 
@@ -259,9 +261,8 @@ def _compared(key: Key, name: str, before: Sequence[Sample], after: Sequence[Sam
 def paired(key: Key, name: str, before: Sequence[float], after: Sequence[float]) -> Pair:
     """Pair equal numbers of runs in order, and bound the gain by the interval of their gains.
 
-    Otherwise the extremes bound it.
-
-    Lines of a decode log are moments of one run, so they are not paired one to one.
+    Otherwise the extremes bound the gain. Lines of a decode log are moments of the same run, so
+    they are not paired in order.
     """
     known = metric(name)
     assert known is not None
@@ -279,16 +280,16 @@ def paired(key: Key, name: str, before: Sequence[float], after: Sequence[float])
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median and extremes of at least one value."""
+    """Return median and extremes of at least one value."""
     return Spread(statistics.median(values), min(values), max(values), len(values))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Return an interval that holds the values' true median in 95 of 100 cases.
 
-    It lies between two of the values, and assumes nothing of their distribution. Fewer than
-    `FEWEST_RUNS` values cannot be so sure: then it holds all of them. Of 7 it holds all as well, of
-    9 all but the two extremes.
+    The interval lies between two of the values, and assumes nothing of their distribution. Fewer
+    than `FEWEST_RUNS` values cannot be so sure: then it holds all of them. It also holds all of 7
+    values, and all of 9 values but the two extremes.
     """
     ordered = sorted(values)
     n, dropped = len(ordered), 0

@@ -1,4 +1,4 @@
-"""Results as text, CSV and JSON values: a table of one side, and a comparison of two."""
+"""Render results as text, CSV and JSON values: a table of one side, and a comparison of two."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Summary:
 
     @property
     def metrics(self) -> list[str]:
-        """All metrics that were measured, in the order of reports."""
+        """Return all metrics that were measured, in the order of reports."""
         return sorted({name for row in self.rows.values() for name in row}, key=metric_order)
 
 
@@ -51,7 +51,7 @@ def summarise(samples: Iterable[Sample]) -> Summary:
 
 
 def summary_rows(summary: Summary) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The headers of the table, and a row for each load."""
+    """Return the headers of the table, and a row for each load."""
     names = shown_metrics(summary.metrics)
     head = ("load", "tokens", *map(_head, names), "runs")
     rows = [
@@ -62,13 +62,13 @@ def summary_rows(summary: Summary) -> tuple[tuple[str, ...], list[tuple[str, ...
 
 
 def render_summary(summary: Summary) -> str:
-    """The summary as an aligned table."""
+    """Return the summary as an aligned table."""
     head, rows = summary_rows(summary)
     return table(head, rows, right=head[2:], rule=False) + "\n"
 
 
 def summary_dict(summary: Summary) -> dict[str, Any]:
-    """Values for JSON."""
+    """Return values for JSON."""
     rows = [
         {**asdict(key), "metrics": {name: asdict(row[name]) for name in row}}
         for key, row in summary.rows.items()
@@ -77,13 +77,13 @@ def summary_dict(summary: Summary) -> dict[str, Any]:
 
 
 def shown_metrics(measured: Collection[str]) -> list[str]:
-    """The first metric of each kind that was measured."""
+    """Return the first metric of each kind that was measured."""
     chosen = [next((name for name in group if name in measured), "") for group in _SHOWN]
     return [name for name in chosen if name]
 
 
 def _head(name: str) -> str:
-    """The header of a metric: mean TTFT ms, output tok/s."""
+    """Return the header of a metric: mean TTFT ms, output tok/s."""
     if match := LATENCY_NAME.fullmatch(name):
         return f"{match[1]} {match[2].upper()} ms"
     return f"{name.removesuffix('_throughput')} tok/s"
@@ -104,9 +104,9 @@ def _cells(
 
 
 def render_text(comparison: Comparison, *, every: bool = True) -> str:
-    """An aligned table. A gain above 1 is better in every row.
+    """Return an aligned table. A gain above 1 is better in every row.
 
-    Unless `every`, it has the metrics that the table of one run has, and a line counts the others.
+    Unless `every`, it has only the metrics of a run's own table, and a line counts the others.
     """
     named = shown_metrics({p.metric.name for p in comparison.pairs})
     pairs = [p for p in comparison.pairs if every or not named or p.metric.name in named]
@@ -135,20 +135,20 @@ def render_text(comparison: Comparison, *, every: bool = True) -> str:
 
 
 def spread_text(pair: Pair) -> str:
-    """The range of the gain, or a dash for a single run on each side."""
+    """Return the range of the gain, or a dash for a single run on each side."""
     if pair.before.n == pair.after.n == 1:
         return "-"
     return f"{gain_text(pair.gain_low)}-{gain_text(pair.gain_high)}"
 
 
 def unpaired(comparison: Comparison) -> list[str]:
-    """Lines that list the loads measured on one side only."""
+    """Return lines that list the loads measured on one side only."""
     sides = (("before", comparison.only_before), ("after", comparison.only_after))
     return [f"only {side}: {'; '.join(map(str, keys))}" for side, keys in sides if keys]
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
-    """Values for JSON; `gain_text` is the gain as tables show it."""
+    """Return values for JSON; `gain_text` is the gain as tables show it."""
     pairs = [{**asdict(p), "gain_text": gain_text(p.gain)} for p in comparison.pairs]
     return {
         "pairs": pairs,

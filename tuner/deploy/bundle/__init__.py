@@ -1,1 +1,1 @@
-"""Bundles: one archive with everything needed to start an engine with tuned configs."""
+"""Make bundles: an archive with everything needed to start an engine with tuned configs."""

@@ -32,7 +32,7 @@ def pack(root: str, files: Mapping[str, BundleFile]) -> bytes:
 
 
 def plain_tar(root: str, files: Mapping[str, BundleFile]) -> bytes:
-    """The archive before compression."""
+    """Return the archive before compression."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path in sorted(files):

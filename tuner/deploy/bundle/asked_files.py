@@ -1,4 +1,4 @@
-"""The files that a cluster's servers will ask for, beside the tuned files of a bundle.
+"""List the files that a cluster's servers will ask for, beside the tuned files of a bundle.
 
 A server computes the names of files from its model, its ranks, its flags and its release. A bundle
 whose files have other names is loaded without a word, and none of its entries counts.
@@ -35,7 +35,7 @@ _SAME, _MISSING, _UNASKED = "the same", "missing", "not asked for"
 
 
 def server_flags(cluster: Cluster) -> dict[str, str]:
-    """The flags and variables of the cluster's servers, and the class of their model.
+    """Return the flags and variables of the cluster's servers, and the class of their model.
 
     Nodes' own variables are left aside.
     """
@@ -59,16 +59,16 @@ def served_model(cluster: Cluster) -> str | bytes:
 
 
 def served_version(cluster: Cluster, engine: Engine) -> str:
-    """The version of the cluster's engine, or that of `engine` where the cluster names none."""
+    """Return the version of the cluster's engine, else the version of `engine`."""
     return cluster.engine.release or engine.version
 
 
 def dispatch_notes(
     winners: Sequence[Winner], cluster: Cluster, engine: Engine, device: Device
 ) -> list[str]:
-    """One line for each kernel that the problems of the winners run.
+    """Return a line for each kernel that the problems of the winners run.
 
-    Without a version, the rules of the newest release count that was read.
+    Without a version, the rules of the newest known release count.
     """
     problems = (winner.problem for winner in winners)
     version, flags = served_version(cluster, engine), server_flags(cluster)
@@ -102,7 +102,7 @@ class FileComparison:
         return [name for name in self.bundled if name not in asked]
 
     def rows(self) -> list[tuple[str, str]]:
-        """(name, whether it is asked for and bundled) for each file."""
+        """Return (name, whether it is asked for and bundled) for each file."""
         rows = [(one.name, _SAME if one.name in self.bundled else _MISSING) for one in self.asked]
         return [*rows, *((name, _UNASKED) for name in self.unasked)]
 
@@ -111,10 +111,10 @@ class FileComparison:
 
 
 def asked_files(cluster: Cluster, engine: Engine, device: Device) -> list[AskedFile]:
-    """The files that the cluster's servers ask for, without files of kernels that never run.
+    """Return the files that the cluster's servers ask for, without files of kernels that never run.
 
-    `engine` is the engine that the winners were tuned for. Raises UnknownModel where the model is
-    no preset and the cluster file names no config.json, and what `resolve_all` raises.
+    `engine` is the engine that the winners were tuned for. Raises UnknownModel if the model is no
+    preset and the cluster file names no config.json, and the errors of `resolve_all`.
     """
     flags = server_flags(cluster)
     version = served_version(cluster, engine)
@@ -128,7 +128,7 @@ def asked_files(cluster: Cluster, engine: Engine, device: Device) -> list[AskedF
 
 
 def file_names(tuned: Sequence[TunedFile]) -> list[str]:
-    """The names of a bundle's tuned files, sorted."""
+    """Return the names of a bundle's tuned files, sorted."""
     return sorted(file.path.rpartition("/")[2] for file in tuned)
 
 
@@ -139,13 +139,13 @@ def winners_of_servers(
     engine: Engine,
     device: Device,
 ) -> list[Winner]:
-    """The winners of problems that the cluster's servers have.
+    """Return the winners of problems that the cluster's servers have.
 
-    Raises ExportRefused where it is not known which these are, and where all of them are of others.
+    Raises ExportRefused if these problems are not known, or if all winners are of other problems.
     """
     own = [winner for winner in winners if not winner.from_shelf]
     if asked is None:
-        stored = f", or bundle what is stored: add {_as_options(own, device)}" if own else ""
+        stored = f", or bundle the stored problems: add {_as_options(own, device)}" if own else ""
         raise ExportRefused(
             not_known(cluster),
             cli=f"; {SET_CONFIG}{stored}",
@@ -162,7 +162,7 @@ def winners_of_servers(
 
 
 def _as_options(winners: Sequence[Winner], device: Device) -> str:
-    """The options that name the stored problems; of many, the first ones."""
+    """Return the options that name the stored problems; of many, the first."""
     specs = list(dict.fromkeys(winner.problem.spec() for winner in winners))
     options = " ".join(command_line("--problem", spec) for spec in specs[:SHOWN])
     if len(specs) <= SHOWN:
@@ -172,7 +172,7 @@ def _as_options(winners: Sequence[Winner], device: Device) -> str:
 
 
 def not_known(cluster: Cluster) -> str:
-    """Say why it is not known which files the servers ask for."""
+    """Say why the files that the servers ask for are not known."""
     return f"the files that servers ask for are not known: {cluster.model.name} is no preset"
 
 
@@ -186,11 +186,11 @@ def compare_files(
     *,
     allow_missing: bool,
 ) -> tuple[FileComparison, list[str]]:
-    """(the files side by side, notes for the operator).
+    """Return (the files side by side, notes for the operator).
 
     Files that only the plugin asks for may be absent as a family: the engine's own constants then
-    run. Raises ExportRefused where other files are missing, or some files of such a family; with
-    `allow_missing` that is a note.
+    run. Raises ExportRefused if other files are missing, or some files of such a family; with
+    `allow_missing` it is a note instead.
     """
     bundled = {family_of(file.problem).name for file in tuned}
     optional = {
@@ -210,7 +210,7 @@ def compare_files(
 
 
 def render_files(compared: FileComparison, device: Device) -> str:
-    """The rows as text, the device's name left out."""
+    """Return the rows as text, without the device's name."""
     if not compared.asked:
         return "the files that servers ask for are not known"
     told = f",device_name={device.name}"
@@ -221,7 +221,9 @@ def render_files(compared: FileComparison, device: Device) -> str:
 
 
 def cluster_problems(cluster: Cluster, engine: Engine, device: Device) -> list[Problem]:
-    """The problems of one rank, of the families whose files can reach the cluster's servers."""
+    """Return the problems of a rank, of the families whose files can reach the cluster's
+    servers.
+    """
     parallel = cluster.parallel
     said = read_flags(cluster.engine.name, flags_of(cluster.engine.flags))
     # With ranks on all GPUs, dp is data-parallel attention; otherwise each replica has tp ranks.
@@ -283,7 +285,7 @@ def _missing_text(
 
 
 def _fusion_advice(problems: Sequence[Problem], stored: Collection[Problem], engine: str) -> str:
-    """What to change where the files differ in fused shared experts alone; or empty."""
+    """Return the step if the files differ in fused shared experts alone; else ""."""
     for wanted in problems:
         for mine in stored:
             if not isinstance(wanted, FusedMoe) or not isinstance(mine, FusedMoe):

@@ -91,7 +91,7 @@ class Bundle:
 
     @property
     def notes(self) -> list[str]:
-        """Notes for the operator, one sentence each."""
+        """Return notes for the operator, a sentence each."""
         return [str(note) for note in self.manifest["notes"]]
 
 
@@ -109,13 +109,14 @@ def build_bundle(
 ) -> Bundle:
     """Build a bundle. Equal arguments give equal bytes.
 
-    `engine` is the engine whose kernels were tuned, which the cluster must run. Of the winners it
-    takes those of the `wanted` problems, or without any those that the cluster's servers have.
-    Unless `allow_predicted`, sizes with predicted winners are left out, and a note names them.
-    Unless `allow_missing`, the bundle must hold every file that the servers ask for. Problems are
-    left alone where the cluster's servers run something that is not slower, and a note says so.
-    Raises ExportRefused where it does not, for winners of another engine, where nothing is left,
-    where one of the `named` problems is left out, and for winners that cannot be shipped;
+    `engine` is the engine whose kernels were tuned, which the cluster must run. The bundle takes
+    the winners of the `wanted` problems, or without any, of the problems that the cluster's servers
+    have. Unless `allow_predicted`, sizes with predicted winners are left out, and a note names
+    them. Unless `allow_missing`, the bundle must hold every file that the servers ask for. Problems
+    are left alone if the cluster's servers run a kernel that is not slower, and a note says so.
+
+    Raises ExportRefused if a required file is missing, for winners of another engine, if nothing is
+    left, if one of the `named` problems is left out, and for winners that cannot be shipped;
     MalformedCluster for a launch that the cluster's engine cannot do.
     """
     name = f"{cluster.name}-{device.name}"
@@ -157,7 +158,7 @@ def build_bundle(
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The config files that a bundle ships, and notes on those that it does not ship."""
+    """The config files that a bundle ships, and notes on files that it does not ship."""
 
     folder: ConfigFolder
     compared: FileComparison
@@ -208,11 +209,13 @@ def _winners_to_ship(
     engine: Engine,
     device: Device,
 ) -> Sequence[Winner]:
-    """The winners of the wanted problems, else of those that the cluster's servers have."""
+    """Return the winners of the wanted problems, else of the problems that the cluster's servers
+    have.
+    """
     if engine.name != cluster.engine.name:
         raise ExportRefused(
             f"{engine.name}'s winners are not {cluster.engine.name}'s, which {cluster.name} runs: "
-            f"bundle what was tuned with --engine {cluster.engine.name}"
+            f"bundle winners that were tuned with --engine {cluster.engine.name}"
         )
     found = (
         select(winners, wanted)
@@ -230,7 +233,7 @@ def _winners_to_ship(
 
 
 def _asked(cluster: Cluster, engine: Engine, device: Device) -> list[AskedFile] | None:
-    """The files that servers ask for; None for a model that is not known."""
+    """Return the files that servers ask for; None for a model that is not known."""
     try:
         return asked_files(cluster, engine, device)
     except UnknownModel:
@@ -248,7 +251,7 @@ def _compared(
     *,
     allow_missing: bool,
 ) -> tuple[FileComparison, list[str]]:
-    """(the files asked and bundled, notes)."""
+    """Return (the files asked and bundled, notes)."""
     if asked is None:
         compared = FileComparison((), file_names(folder.tuned))
         return compared, [f"{not_known(cluster)}; {SET_CONFIG}"]
@@ -310,7 +313,7 @@ def _launch_files(
 
 
 def _entries(folder: ConfigFolder) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(a row for each entry, the environments, which rows name by their index)."""
+    """Return (a row for each entry, the environments, which rows name by their index)."""
     known: list[dict[str, Any]] = []
     entries = []
     for tuned in folder.tuned:
@@ -353,7 +356,9 @@ def _notes(
 
 
 def _flag_notes(cluster: Cluster, engine: Engine) -> list[str]:
-    """A note for each flag that the cluster's engine does not know, where it is on this disk."""
+    """Return a note for each flag that the cluster's engine does not know, if the engine is on this
+    disk.
+    """
     if cluster.engine.release not in ("", engine.version):
         return []
     name = f"{engine.name} {engine.version}"

@@ -1,7 +1,7 @@
-"""How the engine is started on each node: its commands and its variables.
+"""Build the commands and the variables with which the engine is started on each node.
 
-The environment tables of the cluster file override what a preflight proposes, and that overrides
-what follows from other fields of the cluster file.
+The environment tables of the cluster file override a preflight's proposals, and the proposals
+override the variables that follow from other fields of the cluster file.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ CARRY_OVER = "ray_non_carry_over_env_vars.json"
 
 
 def node_commands(cluster: Cluster, rank: int, environment: Mapping[str, str]) -> list[Command]:
-    """The commands of a node, in order; the last one runs until the engine stops.
+    """Return the commands of a node, in order; the last runs until the engine stops.
 
-    Raises MalformedCluster where the engine cannot spread the model as the cluster file says.
+    Raises MalformedCluster if the engine cannot spread the model as the cluster file says.
     """
     head, nodes = cluster.nodes[0].host, str(len(cluster.nodes))
     if cluster.engine.name == "sglang":
@@ -38,7 +38,7 @@ def node_commands(cluster: Cluster, rank: int, environment: Mapping[str, str]) -
 
 
 def sglang_command(cluster: Cluster, head: str, nodes: str, rank: str) -> Command:
-    """The command of sglang's server on one node."""
+    """Return the command of sglang's server on a node."""
     parallel, several = cluster.parallel, len(cluster.nodes) > 1
     words = ["python3", "-m", "sglang.launch_server"]
     words += ["--model-path", cluster.model.path, "--served-model-name", cluster.model.name]
@@ -58,7 +58,9 @@ def sglang_command(cluster: Cluster, head: str, nodes: str, rank: str) -> Comman
 
 
 def any_address(cluster: Cluster) -> str:
-    """What a server listens on to serve others: all addresses of the head's kind."""
+    """Return the address on which a server listens to serve others: all addresses of the head's
+    kind.
+    """
     return "::" if ":" in cluster.nodes[0].host else "0.0.0.0"  # noqa: S104
 
 
@@ -76,8 +78,8 @@ def _attention_over_dp(cluster: Cluster) -> list[str]:
 def vllm_command(
     cluster: Cluster, head: str, nodes: str, rank: str, *, worker: bool = False
 ) -> Command:
-    """The command of vLLM's server. With Ray, the head's starts its ranks on all nodes; without,
-    each node has its own, and those of workers serve no requests.
+    """Return the command of vLLM's server. With Ray, the head's server starts its ranks on all
+    nodes; without, each node has its own server, and workers' servers serve no requests.
     """
     parallel, several = cluster.parallel, len(cluster.nodes) > 1
     if parallel.dp > 1 and (several or parallel.ranks * parallel.dp != cluster.gpus):
@@ -117,14 +119,16 @@ def vllm_command(
 
 
 def ray_head(cluster: Cluster, address: str) -> Command:
-    """The command of Ray's head. It returns at once; vLLM then waits for the workers' GPUs."""
+    """Return the command of Ray's head. It returns at once; vLLM then waits for the workers'
+    GPUs.
+    """
     words = ["ray", "start", "--head", "--port", str(cluster.ports.ray)]
     words += _ray_node(cluster.nodes[0].gpus, address)
     return (*words, "--disable-usage-stats", *cluster.engine.ray_flags)
 
 
 def ray_worker(cluster: Cluster, head: str, gpus: int, address: str) -> Command:
-    """The command of a Ray worker, which joins the head and runs until it is stopped."""
+    """Return the command of a Ray worker, which joins the head and runs until it is stopped."""
     words = ["ray", "start", "--address", endpoint(head, cluster.ports.ray)]
     return (*words, *_ray_node(gpus, address), "--block")
 
@@ -135,12 +139,12 @@ def _ray_node(gpus: int, address: str) -> list[str]:
 
 
 def endpoint(host: str, port: int) -> str:
-    """`host:port`, with brackets around an IPv6 address."""
+    """Return `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def one_line(commands: list[Command]) -> Command:
-    """Join commands into one bash command; the last command replaces bash."""
+    """Join commands into a bash command; the last command replaces bash."""
     if len(commands) == 1:
         return commands[0]
     first = " && ".join(shlex.join(command) for command in commands[:-1])
@@ -148,16 +152,17 @@ def one_line(commands: list[Command]) -> Command:
 
 
 def has_attention(pointers: Sequence[str]) -> bool:
-    """Whether the variables that point at the config folder tell of attention files there."""
+    """Say whether the variables that point at the config folder tell of attention files there."""
     return ATTENTION_CONFIG_DIR in pointers
 
 
 def node_environments(
     cluster: Cluster, preflight: PreflightResult | None = None
 ) -> list[dict[str, str]]:
-    """The variables of each node, in the cluster's order, without those of the config folder.
+    """Return the variables of each node, in the cluster's order, without the config folder's
+    variables.
 
-    Raises MalformedCluster where the cluster file sets a variable of the config folder.
+    Raises MalformedCluster if the cluster file sets a variable of the config folder.
     """
     reserved = all_config_variables(cluster.engine.name)
     tables = {f"nodes[{i}].environment": n.environment for i, n in enumerate(cluster.nodes)}
@@ -192,7 +197,9 @@ def _environment(
 
 
 def differing(environments: Sequence[Mapping[str, str]]) -> list[str]:
-    """Variables that differ between nodes, without host addresses, which always differ."""
+    """Return the variables that differ between nodes, without host addresses, which always
+    differ.
+    """
     hosts = {name for names in HOST_VARIABLES.values() for name in names}
     names = sorted({name for variables in environments for name in variables} - hosts)
     return [n for n in names if len({variables.get(n) for variables in environments}) > 1]
@@ -203,7 +210,7 @@ def environment_notes(
     environments: Sequence[Mapping[str, str]],
     preflight: PreflightResult | None = None,
 ) -> Iterator[str]:
-    """Notes about the variables for the operator, one sentence each."""
+    """Yield notes about the variables for the operator, a sentence each."""
     if len(cluster.nodes) == 1:
         return
     captured = {node.name for node in preflight.nodes} if preflight else set()
@@ -236,11 +243,11 @@ def environment_notes(
 
 
 def not_carried_over(cluster: Cluster, environments: Sequence[Mapping[str, str]]) -> list[str]:
-    """The variables of a head that vLLM would copy to Ray workers whose own differ."""
+    """Return the variables of a head that vLLM would copy to Ray workers whose own differ."""
     names = [n for n in differing(environments) if n.startswith(("NCCL_", "UCX_"))]
     return names if cluster.starts_ray else []
 
 
 def uses_rdma(cluster: Cluster, environment: Mapping[str, str]) -> bool:
-    """Whether ranks use RDMA: there are several nodes, and NCCL_IB_DISABLE is not 1."""
+    """Say whether ranks use RDMA: there are several nodes, and NCCL_IB_DISABLE is not 1."""
     return len(cluster.nodes) > 1 and environment.get("NCCL_IB_DISABLE") != "1"

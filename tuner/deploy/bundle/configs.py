@@ -1,4 +1,4 @@
-"""The engine's config folder for a bundle, with the provenance of every entry."""
+"""Build the engine's config folder for a bundle, with the provenance of every entry."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ def config_folder(
     device: Device,
     named: Sequence[Problem] = (),
 ) -> ConfigFolder:
-    """The folder for the cluster's engine, `engine`, with the files of the problems of `advice`.
+    """Return the folder for the cluster's engine, `engine`, with the files of the problems of
+    `advice`.
 
-    Without advice it is empty, and no variable points at it. Raises ExportRefused where one of the
-    `named` problems is left out, or where the cluster's release reads no folder but its own.
+    Without advice it is empty, and no variable points at it. Raises ExportRefused if one of the
+    `named` problems is left out, or if the cluster's release reads no folder but its own.
     """
     if not advice:
         return ConfigFolder({}, (), (), (), "", ())
@@ -71,7 +72,7 @@ def config_folder(
 
 
 def _refuse_old_release(cluster: Cluster) -> None:
-    """Raises ExportRefused for an image whose servers read no config folder but their own."""
+    """Refuse an image whose servers read no config folder but their own. Raises ExportRefused."""
     name, version = cluster.engine.name, cluster.engine.release
     since = config_folder_since(name)
     if since and version and release_of(version) < release_of(since):

@@ -1,10 +1,9 @@
-"""The cluster as a Kubernetes LeaderWorkerSet, with a Service on its leader.
+"""Describe the cluster as a Kubernetes LeaderWorkerSet, with a Service on its leader.
 
 Pods use the host's network and RDMA cards, and read the bundle from a folder of the host. Their
-variables are the same on every node, except for the node's address, which Kubernetes fills in.
-
-The manifest is JSON, which `kubectl apply` reads as it reads YAML: then no text of the cluster file
-can be taken for a number or for syntax, and no package that writes YAML is needed.
+variables are the same on every node, except for the node's address, which Kubernetes fills in. The
+manifest is JSON, which `kubectl apply` reads as it reads YAML: then no text of the cluster file can
+be taken for a number or for syntax, and no package that writes YAML is needed.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _LEADER, _SIZE, _INDEX = "$(LWS_LEADER_ADDRESS)", "$(LWS_GROUP_SIZE)", "$(LWS_WO
 
 
 def no_manifest_reason(cluster: Cluster, environments: Sequence[Mapping[str, str]]) -> str:
-    """The reason why one pod template cannot serve all nodes; empty where it can."""
+    """Return the reason why the same pod template cannot serve all nodes; empty if it can."""
     if not cluster.engine.image:
         return "engine.image is not set"
     if len({node.gpus for node in cluster.nodes}) > 1:
@@ -52,7 +51,7 @@ def lws_manifest(
     *,
     pointers: Sequence[str],
 ) -> str:
-    """The manifest; `folder` is the bundle's path on every node.
+    """Return the manifest; `folder` is the bundle's path on every node.
 
     Any node's `environment` will do, because `no_manifest_reason` found no difference.
     `pointers`: the variables that point at the config folder.
@@ -62,7 +61,7 @@ def lws_manifest(
     leader, worker = _commands(cluster)
     template = {
         "size": len(cluster.nodes),
-        # When one rank is lost, the others cannot go on.
+        # When a rank is lost, the others cannot go on.
         "restartPolicy": "RecreateGroupOnPodRestart",
         "leaderTemplate": _pod(cluster, variables, leader, folder, "leader"),
         "workerTemplate": _pod(cluster, variables, worker, folder, "worker"),
@@ -93,13 +92,13 @@ def without_variables(text: str) -> str:
 
 
 def object_name(name: str) -> str:
-    """A valid name of a Kubernetes Service: lower-case letters, digits and hyphens."""
+    """Return a valid name of a Kubernetes Service: lower-case letters, digits and hyphens."""
     folded = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return (folded if folded[:1].isalpha() else f"c-{folded}")[:50].rstrip("-")
 
 
 def _commands(cluster: Cluster) -> tuple[list[Command], list[Command]]:
-    """(the leader's commands, a worker's commands)."""
+    """Return (the leader's commands, a worker's commands)."""
     cluster = cluster.in_container()
     if cluster.engine.name == "sglang":
         escaped = _escaped(sglang_command(cluster, "\0leader", "\0size", "\0index"))

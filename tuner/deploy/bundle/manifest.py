@@ -1,4 +1,4 @@
-"""MANIFEST.json: what it says of each file and entry of a bundle, and how it is read again."""
+"""Write and read MANIFEST.json, which describes each file and entry of a bundle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LARGEST = 256 << 20  # bytes of an archive, once decompressed
 
 
 def file_rows(files: Mapping[str, BundleFile], origins: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The manifest's rows for files. A file without an origin was made for this bundle."""
+    """Return the manifest's rows for files. A file without an origin was made for this bundle."""
     return [
         {
             "path": path,
@@ -38,7 +38,7 @@ def file_rows(files: Mapping[str, BundleFile], origins: Mapping[str, str]) -> li
 
 
 def sums_text(files: Mapping[str, BundleFile]) -> str:
-    """The text that `sha256sum -c` reads."""
+    """Return the text that `sha256sum -c` reads."""
     return "".join(f"{sha256(file.data)}  {path}\n" for path, file in sorted(files.items()))
 
 
@@ -51,7 +51,9 @@ def manifest_text(fields: Mapping[str, Any]) -> str:
 
 
 def read_manifest(bundle: Path) -> dict[str, Any]:
-    """The manifest of a bundle's archive, or of its unpacked folder. Raises BundleRefused."""
+    """Return the manifest of a bundle's archive, or of its unpacked folder. Raises
+    BundleRefused.
+    """
     try:
         value = json.loads(_manifest_bytes(bundle))
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:

@@ -1,4 +1,4 @@
-"""What a bundle says and holds beside the config files: advice and attention.
+"""Write the notes of a bundle, and choose its advised files.
 
 A bundle never sets a server's backend or KV splits: the cluster file does, or else sglang chooses.
 """
@@ -20,10 +20,11 @@ from tuner.problems.results import Winner
 
 
 def advised_files(advice: Sequence[Advice], named: Collection[Problem]) -> list[Advice]:
-    """The advice on problems whose files the cluster's servers read with the flags that they have.
+    """Return the advice on problems whose files the cluster's servers read with their present
+    flags.
 
-    None may be: a cluster is launched although nothing was found faster. Raises ExportRefused
-    where one of the `named` problems is not advised.
+    There may be none: a cluster is launched although nothing was found faster. Raises ExportRefused
+    if one of the `named` problems is not advised.
     """
     chosen = [one for one in advice if one.verdict is Verdict.FILES]
     others = [one for one in advice if one.verdict is not Verdict.FILES]
@@ -34,7 +35,7 @@ def advised_files(advice: Sequence[Advice], named: Collection[Problem]) -> list[
 
 
 def advice_notes(advice: Sequence[Advice]) -> list[str]:
-    """A note for each problem that is left alone. A bundle never sets a server's backend."""
+    """Return a note for each problem that is left alone. A bundle never sets a server's backend."""
     return [
         f"leave it: {one.problem.spec()}: {one.reason}"
         if one.verdict is Verdict.LEAVE
@@ -46,16 +47,16 @@ def advice_notes(advice: Sequence[Advice]) -> list[str]:
 
 
 def usable_winners(winners: Sequence[Winner], engine: Engine) -> tuple[list[Winner], list[str]]:
-    """(the winners that servers can load, notes about the others).
+    """Return (the winners that servers can load, notes about the others).
 
-    Raises ExportRefused where no winner is left.
+    Raises ExportRefused if no winner is left.
     """
     kept, left_out = loadable(winners, engine)
     return kept, left_out_lines(left_out)
 
 
 def attention_notes(exported: Sequence[ExportFile]) -> list[str]:
-    """Notes about the attention files for the operator, one sentence each."""
+    """Return notes about the attention files for the operator, a sentence each."""
     if not any(isinstance(file, AttentionFileExport) for file in exported):
         return []
     return [

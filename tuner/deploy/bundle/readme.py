@@ -1,4 +1,4 @@
-"""The operator's README in a bundle."""
+"""Write the operator's README in a bundle."""
 
 from __future__ import annotations
 
@@ -139,9 +139,11 @@ def readme_text(
     pointers: Sequence[str],
     privileged: bool,
 ) -> str:
-    """The text of README.md. `no_kubernetes` is the reason for no Kubernetes manifest, or empty.
+    """Return the text of README.md. `no_kubernetes` is the reason for no Kubernetes manifest, or
+    empty.
 
-    `pointers`: the variables that point at the config folder. `privileged`: pods are.
+    `pointers`: the variables that point at the config folder. `privileged`: whether pods are
+    privileged.
     """
     model, image = cluster.model.name, cluster.engine.image
     head, *_, last = [cluster.nodes[0].name, *(node.name for node in cluster.nodes)]
@@ -190,7 +192,7 @@ def _kubernetes(name: str, cluster: Cluster, missing: str, privileged: bool) -> 
 
 
 def _measure(cluster: Cluster, url: str) -> str:
-    """The engine's own benchmark at one load, in the head's container if there is one."""
+    """Return the engine's own benchmark at a load, in the head's container if there is one."""
     image = cluster.engine.image
     model = cluster.in_container().model if image else cluster.model
     inside = ("docker", "exec", container_name(cluster, 0)) if image else ()

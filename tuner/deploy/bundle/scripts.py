@@ -1,4 +1,4 @@
-"""A node's scripts: its launch in a container or installed, and the test of its network.
+"""Write a node's scripts: its launch in a container or installed, and the test of its network.
 
 Every word from the cluster file is quoted for the shell.
 """
@@ -88,12 +88,12 @@ if [[ -e /dev/infiniband ]]; then rdma=(--device /dev/infiniband); fi
 
 
 def script_head(title: str) -> str:
-    """A script's first lines. `title` must be one line."""
+    """Return a script's first lines. `title` must be a single line."""
     return _HEAD.format(title=title)
 
 
 def container_variables(environment: Mapping[str, str], pointers: Sequence[str]) -> dict[str, str]:
-    """A container's variables: those of the mounted config folder, then the node's own."""
+    """Return a container's variables: the mounted config folder's, then the node's own."""
     return {**dict.fromkeys(pointers, MOUNTED), **environment}
 
 
@@ -106,7 +106,7 @@ def docker_script(
     pointers: Sequence[str],
     carry_over: bool = False,
 ) -> str:
-    """The script that runs a node's engine in a container.
+    """Return the script that runs a node's engine in a container.
 
     `pointers`: the variables that point at the config folder. `carry_over`: the bundle has a list
     of variables that vLLM's head must not copy. Raises MalformedCluster for a path that docker
@@ -143,9 +143,9 @@ def docker_script(
 
 
 def _rdma_device(cluster: Cluster, environment: Mapping[str, str]) -> tuple[str, list[str]]:
-    """(lines of a script, docker's arguments) for RDMA devices.
+    """Return (lines of a script, docker's arguments) for RDMA devices.
 
-    docker refuses a device that does not exist: so it must, where RDMA is asked for by name.
+    docker refuses a device that does not exist, as it should if RDMA is asked for by name.
     """
     if not uses_rdma(cluster, environment):
         return "", []
@@ -162,7 +162,7 @@ def bare_script(
     *,
     pointers: Sequence[str],
 ) -> str:
-    """The script that runs the engine installed on a node."""
+    """Return the script that runs the engine installed on a node."""
     node = cluster.nodes[rank]
     title = (
         f"{cluster.name}: {node.name}, rank {rank} of {len(cluster.nodes)}, without a container."
@@ -184,12 +184,12 @@ def container_name(cluster: Cluster, rank: int) -> str:
 
 
 def is_folder(path: str) -> bool:
-    """Whether a model path is a folder on the node; otherwise it is a name on the hub."""
+    """Say whether a model path is a folder on the node; otherwise it is a name on the hub."""
     return path.startswith("/")
 
 
 def model_mounts(cluster: Cluster) -> list[str]:
-    """docker's arguments for the model's folder, or for the hub's cache and token.
+    """Return docker's arguments for the model's folder, or for the hub's cache and token.
 
     Raises MalformedCluster for a folder that docker cannot mount.
     """
@@ -208,7 +208,7 @@ def model_mounts(cluster: Cluster) -> list[str]:
 
 
 def quoted(word: str) -> str:
-    """A word for the shell, quoted where needed."""
+    """Return a word for the shell, quoted if needed."""
     # shlex does not quote commas, which would look like separators in an array.
     return f"'{word}'" if "," in word and shlex.quote(word) == word else shlex.quote(word)
 
@@ -219,7 +219,7 @@ def _command_line(function: str, command: Iterable[str]) -> str:
 
 
 def _by_option(words: Iterable[str]) -> list[str]:
-    """Quoted words; each line holds an option with its value."""
+    """Return quoted words; each line holds an option with its value."""
     lines: list[str] = []
     for word in words:
         if (
@@ -276,12 +276,12 @@ if [[ $print == yes ]]; then show "${{launch[@]}}"; else exec "${{launch[@]}}"; 
 
 
 def fabric_program() -> bytes:
-    """The Python program that the scripts run; equal for all bundles."""
+    """Return the Python program that the scripts run; equal for all bundles."""
     return resources.files("tuner.deploy").joinpath("fabric.py").read_bytes()
 
 
 def fabric_script(cluster: Cluster, rank: int, environment: Mapping[str, str]) -> str:
-    """The script of one node. In a container, perftest must be in the image."""
+    """Return the script of a node. In a container, perftest must be in the image."""
     node = cluster.nodes[rank]
     words = ["docker run --rm --init --gpus all --network host --ipc host --cap-add IPC_LOCK"]
     words += ["--ulimit memlock=-1 --ulimit stack=67108864"]
@@ -293,7 +293,7 @@ def fabric_script(cluster: Cluster, rank: int, environment: Mapping[str, str]) -
     words += ["--entrypoint /usr/bin/env", quoted(cluster.engine.image)]
     exports = [f"  export {setting}" for setting in settings] or ["  :"]
     image = cluster.engine.image
-    title = f"{cluster.name}: {node.name}, the network's bandwidth beside what it can carry."
+    title = f"{cluster.name}: {node.name}, the network's bandwidth beside the rates of its cards."
     body = _LAUNCH.format(
         mounted=MOUNTED_BUNDLE,
         container="\n".join(f"    {line}" for line in words),

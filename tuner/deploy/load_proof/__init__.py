@@ -55,11 +55,11 @@ __all__ = [
 _READY = re.compile(
     r"The server is fired up and ready to roll|Application startup complete|Uvicorn running on http"
 )
-_AHEAD = 8  # lines into which one may be wrapped
+_AHEAD = 8  # lines into which a line may be wrapped
 
 
 def prove_loads(paths: Iterable[Path], deployed: Deployed = UNKNOWN) -> LoadProof:
-    """Read one or several logs of the same launch. Raises UnreadableLog.
+    """Read the logs of a launch. Raises UnreadableLog.
 
     `deployed` tells tuned files from the engine's own; without it, files on this machine do.
     """
@@ -68,7 +68,9 @@ def prove_loads(paths: Iterable[Path], deployed: Deployed = UNKNOWN) -> LoadProo
 
 
 def facts_of(paths: Iterable[Path]) -> Facts:
-    """How the servers of logs or commands were started, and on what. Raises UnreadableLog."""
+    """Return how the servers of logs or commands were started, and on which GPUs. Raises
+    UnreadableLog.
+    """
     facts = Facts()
     for _ in _read(paths, facts):
         pass
@@ -76,7 +78,7 @@ def facts_of(paths: Iterable[Path]) -> Facts:
 
 
 def _read(paths: Iterable[Path], facts: Facts) -> Iterator[tuple[str, str]]:
-    """Yield (FILE:LINE, line) one by one, because a log may be larger than the memory."""
+    """Yield (FILE:LINE, line) in turn, because a log may be larger than the memory."""
     for path in paths:
         first = 1
         try:
@@ -117,8 +119,8 @@ def proof_of(lines: Iterable[tuple[str, str]], deployed: Deployed = UNKNOWN) -> 
 
 
 def _with_wrapped(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
-    """Yield (FILE:LINE, texts): a line alone, then with more and more of the lines after it that
-    do not begin as a log's lines do, because a terminal may have wrapped it into them.
+    """Yield (FILE:LINE, texts): a line alone, then with more and more of the lines after it that do
+    not begin as a log's lines do, because a terminal may have wrapped it into them.
     """
     window: deque[tuple[str, str]] = deque()
     for item in lines:

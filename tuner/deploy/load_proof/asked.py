@@ -1,4 +1,4 @@
-"""Which tuned files of a bundle or a folder a log's server asks for.
+"""Find the tuned files of a bundle or a folder that a log's server asks for.
 
 A folder may have files for other GPUs and models, and a server passes them by without a word.
 """
@@ -27,7 +27,7 @@ _GIVE = "give the lines of its start, or its launch command, too"
 
 @dataclass(frozen=True)
 class Asked:
-    """The names of tuned files that a server asks for, and of those that it does not ask for.
+    """The names of tuned files that a server asks for, and the names that it does not ask for.
 
     `why` says why nothing is known of all others.
     """
@@ -40,8 +40,8 @@ class Asked:
 def asked_of(deployed: Deployed, facts: Facts, named: Collection[str]) -> Asked:
     """Sort the tuned files by the server of a log. `named`: the files in its lines.
 
-    A bundle has the list of its cluster's servers. Of a folder, the server asks for the files of
-    its GPU for the problems of its model, and for those of which a line names a file.
+    A bundle has the list of its cluster's servers. The server asks for a folder's file if the file
+    is for its GPU, and for a problem of its model or for a problem that a line names.
     """
     names = frozenset(deployed.names)
     if deployed.asked:
@@ -57,7 +57,7 @@ def asked_of(deployed: Deployed, facts: Facts, named: Collection[str]) -> Asked:
 
 
 def same_device(one: str, other: str) -> bool:
-    """Whether two names are of one card."""
+    """Say whether two names are of the same card."""
     try:
         return find_device(one) == find_device(other)
     except UnknownDevice:
@@ -70,7 +70,7 @@ def _of_other_gpu(name: str, device: str) -> bool:
 
 
 def _server_problems(facts: Facts, made_for: Mapping[str, str]) -> tuple[list[Problem], str]:
-    """The problems of a log's server, or why they are not known."""
+    """Return the problems of a log's server, or why they are not known."""
     server = CompletedHints(Hints(), facts)
     name = server.engine_name() or made_for.get("engine", "")
     if name not in ENGINES:
@@ -98,6 +98,8 @@ def _server_problems(facts: Facts, made_for: Mapping[str, str]) -> tuple[list[Pr
 
 
 def _checkpoint(model: str) -> str:
-    """The path of the model's config.json, if the folder that the log names is here; else ""."""
+    """Return the path of the model's config.json, if the folder that the log names is here; else
+    "".
+    """
     path = Path(model, "config.json")
     return str(path) if path.is_absolute() and path.is_file() else ""

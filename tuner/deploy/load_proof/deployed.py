@@ -1,6 +1,6 @@
-"""The config folder that servers were pointed at: a bundle's, or one that `tuner export` wrote.
+"""Read the config folder that servers were pointed at: a bundle's, or the output of `tuner export`.
 
-It tells the files that were tuned from the engine's own, which a folder carries beside them.
+The folder tells the tuned files from the engine's own, which lie beside them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PACKAGES = ("/sglang/srt/", "/vllm/model_executor/")
 
 
 class FileOrigin(str, Enum):
-    """Where a file that a server loaded is from."""
+    """The origin of a file that a server loaded."""
 
     TUNED = "tuned"
     SHIPPED = "shipped"  # the engine's own
@@ -36,17 +36,17 @@ class FileOrigin(str, Enum):
 
 @dataclass(frozen=True)
 class Deployed:
-    """The files of a config folder; paths are those below it."""
+    """The files of a config folder, with paths below it."""
 
     tuned: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # entries by status
     packaged: frozenset[str] = frozenset()
-    root: str = ""  # the folder, where it is on this machine
+    root: str = ""  # the folder, if it is on this machine
     nodes: int = 0  # of the bundle's cluster; 0: no bundle was given
     ranks: int = 0  # of the bundle's cluster; 0: no bundle was given
     tp: int = 0
     rdma: bool = True  # whether the bundle's servers use RDMA between nodes
     known: bool = True
-    # What the files were made for, as far as all of them agree: engine, version, device, tp, ep.
+    # The servers that the files are for, as far as all agree: engine, version, device, tp, ep.
     made_for: Mapping[str, str] = field(default_factory=dict)
     problems: Mapping[str, Problem] = field(default_factory=dict)  # of tuned files, by name
     asked: frozenset[str] = frozenset()  # files that a bundle's servers ask for; none: not known
@@ -58,16 +58,16 @@ class Deployed:
 
     @property
     def replicated(self) -> bool:
-        """Whether each of several replicas has ranks from 0 on."""
+        """Say whether each of several replicas has ranks from 0 on."""
         return self.tp * self.pp < self.ranks
 
     @property
     def names(self) -> set[str]:
-        """The names of the tuned files, without .json."""
+        """Return the names of the tuned files, without .json."""
         return {name_of(path) for path in self.tuned}
 
     def origin(self, used: str) -> FileOrigin:
-        """The origin of a file by the path in the server's log."""
+        """Return the origin of a file by the path in the server's log."""
         path = used.replace("\\", "/")
         if self.root and path.startswith(f"{self.root}/"):
             below = path.removeprefix(f"{self.root}/")
@@ -83,14 +83,14 @@ class Deployed:
         return FileOrigin.SHIPPED if carried else FileOrigin.UNKNOWN
 
     def statuses(self, used: str) -> str:
-        """How the entries of a tuned file came about: "36 predicted"."""
+        """Return the number of a tuned file's entries by status: "36 predicted"."""
         path = used.replace("\\", "/")
         found = next((n for one, n in self.tuned.items() if path.endswith(f"/{one}")), {})
         return counted(found)
 
     @property
     def own(self) -> int:
-        """How many entries there are, if all of them are the engine's own choice; else 0."""
+        """Return the number of entries, if all of them are the engine's own choice; else 0."""
         if any(counts.keys() - {Status.INCUMBENT.value} for counts in self.tuned.values()):
             return 0
         return sum(sum(counts.values()) for counts in self.tuned.values())
@@ -100,12 +100,12 @@ UNKNOWN = Deployed(known=False)
 
 
 def name_of(path: str) -> str:
-    """A config file's name without .json."""
+    """Return a config file's name without .json."""
     return path.replace("\\", "/").rpartition("/")[2].removesuffix(".json")
 
 
 def is_deployed(path: Path) -> bool:
-    """Whether a path is a bundle or a folder, and not a log."""
+    """Say whether a path is a bundle or a folder, and not a log."""
     if not path.is_file():
         return path.is_dir()
     try:
@@ -118,14 +118,14 @@ def is_deployed(path: Path) -> bool:
 def read_deployed(path: Path) -> Deployed:
     """Read a bundle's archive, an unpacked bundle, or a folder that `tuner export` wrote.
 
-    Raises BundleRefused for a damaged bundle, and BadInput for something else.
+    Raises BundleRefused for a damaged bundle, and BadInput for other files.
     """
     if path.is_file() or (path / NAME).is_file():
         root = str((path / CONFIGS).resolve()) if path.is_dir() else ""
         try:
             return _bundle(read_manifest(path), root)
         except (KeyError, TypeError, AttributeError):
-            raise BundleRefused(f"{NAME} lacks what a bundle's has") from None
+            raise BundleRefused(f"{NAME} lacks fields of a bundle's manifest") from None
     if (path / PROVENANCE).is_dir():
         return _exported(path.resolve())
     raise BadInput(
@@ -183,7 +183,7 @@ def _exported(root: Path) -> Deployed:
 
 
 def _parsed(specs: Mapping[str, Any]) -> dict[str, Problem]:
-    """The problems of files; one that this version does not know is left out."""
+    """Return the problems of files, without problems that this version does not know."""
     found = {}
     for name, spec in specs.items():
         with contextlib.suppress(BadProblem):
@@ -192,7 +192,7 @@ def _parsed(specs: Mapping[str, Any]) -> dict[str, Problem]:
 
 
 def _environments(sidecar: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, value) of what the entries of a tuned file were made for."""
+    """Yield (name, value) of the environments of a tuned file's entries."""
     names = {"engine": "engine", "version": "engine_version", "device": "device"}
     for row in _entries(sidecar):
         known = row.get("environment", {}) if isinstance(row, dict) else {}
@@ -200,7 +200,7 @@ def _environments(sidecar: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _statuses(sidecar: Mapping[str, Any]) -> Mapping[str, int]:
-    """The entries of a file by status; none where the file has no sidecar."""
+    """Return the entries of a file by status; none if the file has no sidecar."""
     try:
         return Counter(str(row["status"]) for row in _entries(sidecar))
     except (KeyError, TypeError):
@@ -215,7 +215,7 @@ def _entries(sidecar: Mapping[str, Any]) -> list[Any]:
 
 
 def _sidecar(path: Path) -> Mapping[str, Any]:
-    """The sidecar of a file; empty where the file has none, or one that cannot be read."""
+    """Return the sidecar of a file; empty if there is none, or if it cannot be read."""
     found = sidecar_of(path)
     try:
         value = json.loads(found.read_bytes()) if found else {}

@@ -1,12 +1,12 @@
 """Read the log lines in which engines and the tuner's plugin name the files that they loaded.
 
-The engines' messages are those of sglang 0.4.4 to 0.5.23 (`get_moe_configs`, the loaders for dense
-GEMMs, the plugin registry) and of vLLM (`fused_moe.py`, `fp8_utils.py`).
+The engines' messages are from sglang 0.4.4 to 0.5.23 (`get_moe_configs`, the loaders for dense
+GEMMs, the plugin registry) and from vLLM (`fused_moe.py`, `fp8_utils.py`).
 
-Of the plugin (`tuner.bindings.sglang.plugin`), a rank logs which attention files it uses when its
-attention backend is built, and again when a second backend (for a draft model) changes that. The
-last line of a rank counts. It logs each file of a GEMM or of a chunked scan when the engine asks
-for it, and refused ones with the first.
+With the plugin (`tuner.bindings.sglang.plugin`), a rank logs the attention files that it uses when
+its attention backend is built, and again when a second backend (for a draft model) changes them.
+The last line of a rank counts. A rank logs each file of a GEMM or of a chunked scan when the engine
+asks for it, and refused files with the first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Message:
 _WANTED = _JSON.format("wanted")
 _USED = _JSON.format("used")
 _GEMMS = r"W8A8 (?:Block FP8 kernel|Block INT8 kernel|channelwise FP8 GEMM)"
-# The first match counts, so of messages with the same start the longer one comes first.
+# The first match counts, so of messages with the same start the longer comes first.
 _MESSAGES = (
     _Message(
         LoadOutcome.FALLBACK,
@@ -89,12 +89,12 @@ _OVERRIDE = re.compile(
 )
 _HOOK = re.compile(r"Applied (\d{1,9}) hook\(s\) to (\S+) \(from: (.*)\)")
 _HOOK_FAILED = re.compile(r"Failed to (?:apply hooks to|execute general plugin:|load plugin) (\S+)")
-_PATH = re.compile(r"[^,'\"\s\[][^'\"]*?\.json")  # one of a list of paths
+_PATH = re.compile(r"[^,'\"\s\[][^'\"]*?\.json")  # a path of a list of paths
 _TRITON = re.compile(r"triton_(\d+(?:_\d+)+)")
 
 
 def read_load(texts: Sequence[str], where: str) -> FileLoad | None:
-    """The file that an engine's loader reports in a line; None for other lines.
+    """Return the file that an engine's loader reports in a line; None for other lines.
 
     `texts` are the line alone, then with lines into which it may be wrapped.
     """
@@ -109,19 +109,21 @@ def read_load(texts: Sequence[str], where: str) -> FileLoad | None:
 
 
 def is_cut(line: str) -> bool:
-    """Whether a message about a config file begins in a line, with a part of the file's name."""
+    """Say whether a message about a config file begins in a line, with a part of the file's
+    name.
+    """
     begins = _BEGINNING.search(line)
     return begins is not None and _NAME.search(line, begins.end()) is not None
 
 
 @cache
 def _patterns() -> tuple[tuple[_Message, re.Pattern[str]], ...]:
-    """The messages' patterns; a blank may be missing, because lines are wrapped there."""
+    """Return the messages' patterns; a blank may be missing, because lines are wrapped there."""
     return tuple((one, re.compile(one.pattern.replace(" ", r"\s*"))) for one in _MESSAGES)
 
 
 def _of_several(match: re.Match[str]) -> bool:
-    """Whether a path goes beyond its message, into the line of another one."""
+    """Say whether a path goes beyond its message, into the line of another message."""
     found = (match.groupdict().get(name) or "" for name in ("wanted", "used"))
     names = (name_of(path) for text in found for path in _PATH.findall(text))
     return any(" " in name.replace(", ", ",") for name in names)
@@ -154,7 +156,7 @@ def read_hooks(line: str) -> Iterator[Hook]:
 
 
 def triton_of(path: str) -> str:
-    """The Triton version in a file's path; empty where the path has none."""
+    """Return the Triton version in a file's path; empty if the path has none."""
     found = _TRITON.search(path)
     return found.group(1).replace("_", ".") if found else ""
 
@@ -174,14 +176,14 @@ _NEXT = re.compile(r"; (?!did you mean |the nearest )")
 _NEXT_ALONE = re.compile(r"; (?=refused |chunked scan, )")
 _FROM = r" from (?P<path>\S.*?\.json)(?P<how> \(predicted\))?"
 _USED_ATTENTION = re.compile(rf"\w+ \d+/\d+ \d+/\d+ .*?{_FROM}")
-_USED_ALONE = {  # by word: the line of one file
+_USED_ALONE = {  # by word: the line of a file
     GEMM: re.compile(rf"\d+x\d+ \w+ \w+{_FROM}"),
     SCAN: re.compile(rf"chunked scan, .*?{_FROM}"),
 }
 # A launch that no file is for: the engine's draft model may have such layers.
 _LEFT_ALONE = re.compile(r"\w+: (no choice for|left alone)\b.*")
 _REFUSED = re.compile(r"refused (?P<path>\S.*?\.json): (?P<why>.*)")
-_MORE = re.compile(r"refused \d+ more files")  # than one line names
+_MORE = re.compile(r"refused \d+ more files")  # than a line names
 # The start of a reason for which a good file is refused.
 _ELSEWHERE = ("made for ", "sglang ", "inference is deterministic")
 _NO_LAUNCH = re.compile(r"(?P<kernel>_fwd\w+) \(.*?\): (?P<why>not with .*)")
@@ -196,8 +198,8 @@ class PluginLines:
     _said: dict[tuple[str, tuple[str, ...]], list[FileLoad]] = field(default_factory=dict)
 
     def read(self, texts: Sequence[str], where: str) -> None:
-        """Take a line of a log, alone and with lines into which it may be wrapped; ignore it
-        unless the plugin wrote it.
+        """Take a line of a log, alone and with lines into which it may be wrapped; ignore it unless
+        the plugin wrote it.
         """
         if _LINE.search(texts[0]) is None:
             return
@@ -245,7 +247,7 @@ class _Source:
 
 
 def _whole(line: str) -> bool:
-    """Whether all of a line is of forms that the plugin writes, so that nothing is wrapped."""
+    """Say whether the whole line has forms that the plugin writes, so that nothing is wrapped."""
     match = _LINE.search(line)
     if match is None:
         return False
@@ -260,7 +262,7 @@ def _whole(line: str) -> bool:
 
 
 def _trouble(text: str, source: _Source) -> FileLoad | None:
-    """A failure that the plugin logs in a separate line, whatever files are used."""
+    """Return a failure that the plugin logs in a separate line, whatever files are used."""
     if refused := _REFUSED.fullmatch(text):  # not part of the line that lists the used files
         return source.load(LoadOutcome.MALFORMED, path=refused["path"], reason=refused["why"])
     if failed := _NO_LAUNCH.fullmatch(text):
@@ -286,7 +288,7 @@ def _item(text: str, source: _Source) -> FileLoad:
 
 
 def _alone(text: str, source: _Source) -> FileLoad:
-    """What a line says about the file of a GEMM or of a chunked scan."""
+    """Return the outcome in a line about the file of a GEMM or of a chunked scan."""
     if _MORE.fullmatch(text):
         return source.load(LoadOutcome.REFUSED, reason=text)
     if used := _USED_ALONE[source.word].fullmatch(text):

@@ -1,4 +1,4 @@
-"""The config files that a server's log proves to be loaded, as plain values."""
+"""Hold the config files that a server's log proves to be loaded, as plain values."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tuner.shell import command_line
 
 
 def tuning_steps(facts: Facts, logs: Iterator[Path], *, decode: bool) -> Iterator[str]:
-    """Sentences, and commands that begin with "$ ", for the missing files that `logs` name, and
-    with `decode` for decode attention.
+    """Yield sentences, and commands that begin with "$ ", for the missing files that `logs` name,
+    and with `decode` for decode attention.
     """
     server = CompletedHints(Hints(), facts)
     name = server.engine_name()
@@ -46,18 +46,20 @@ def tuning_steps(facts: Facts, logs: Iterator[Path], *, decode: bool) -> Iterato
 
 
 def _old(server: CompletedHints, name: str) -> str:
-    """A sentence where only "before a release" is known: newer ones look for other files."""
+    """Return a sentence if only "before a release" is known: newer releases look for other
+    files.
+    """
     before = server.facts.get(f"{name}_before")
     if not before or server.version(name):
         return ""
     return (
-        f"The paths are of a release before {name} {before}, and newer ones look for other files: "
-        "the command needs the release, which the text does not say."
+        f"The paths are of a release before {name} {before}, and newer releases look for other "
+        "files: the command needs the release, which the text does not say."
     )
 
 
 def other_server(facts: Facts, made_for: Mapping[str, str]) -> Iterator[str]:
-    """A line for each fact of the log in which the files were made for another server."""
+    """Yield a line for each fact of the log that differs from the server that the files are for."""
     for name, wanted in made_for.items():
         fact = facts.known.get(name)
         if fact is None or _same(name, fact.value, wanted):
@@ -79,7 +81,7 @@ FUSED_MOE, DENSE_GEMM, ATTENTION = "fused_moe", "dense_gemm", "attention"
 
 
 class LoadOutcome(str, Enum):
-    """Where the configurations of a file came from, best first."""
+    """The origins of a file's configurations, best first."""
 
     LOADED = "loaded"  # the wanted file
     FALLBACK = "fallback"  # the file of another Triton version
@@ -93,20 +95,20 @@ class LoadOutcome(str, Enum):
 
 # A refused file is no problem by itself, because another file may serve.
 _GOOD = (LoadOutcome.LOADED, LoadOutcome.REFUSED)
-_WITHOUT = (LoadOutcome.FALLBACK, LoadOutcome.REUSED, LoadOutcome.DEFAULT)  # what the engine has
+_WITHOUT = (LoadOutcome.FALLBACK, LoadOutcome.REUSED, LoadOutcome.DEFAULT)  # the engine's own
 
 
 @dataclass(frozen=True)
 class FileLoad:
-    """The outcome for one config file, in the processes that logged it."""
+    """The outcome for a config file, in the processes that logged it."""
 
-    family: str  # a registered one's name; "A and B" where a line is for either
+    family: str  # its registered name; "A and B" if a line is for either
     name: str  # the file's name without .json, e.g. E=256,N=64,device_name=NVIDIA_L40S,...
     outcome: LoadOutcome
     wanted: tuple[str, ...]  # paths looked at
     used: str  # path read, or empty
-    triton: str  # Triton version of the file, where the path or the message has it
-    ranks: tuple[str, ...]  # as named in the log; empty where it names none
+    triton: str  # Triton version of the file, if the path or the message has it
+    ranks: tuple[str, ...]  # as named in the log; empty if it names none
     lines: tuple[str, ...]  # FILE:LINE of each message
     reason: str = ""  # the plugin's
     origin: str = ""  # of the file that was read: tuned, shipped or unknown
@@ -116,7 +118,7 @@ class FileLoad:
 
 @dataclass(frozen=True)
 class Override:
-    """The engine replaced the down product's BLOCK_SIZE_M by the up product's."""
+    """The engine's replacement of the down product's BLOCK_SIZE_M by the up product's."""
 
     batch_size: int
     down_block_m: int
@@ -125,7 +127,7 @@ class Override:
 
 @dataclass(frozen=True)
 class Hook:
-    """Hooks of a plugin on one function of the engine."""
+    """Hooks of a plugin on a function of the engine."""
 
     target: str
     count: int  # 0: it failed
@@ -148,18 +150,18 @@ class LoadProof:
 
     @cached_property
     def asked(self) -> Asked:
-        """The tuned files by whether the server asks for them."""
+        """Return the tuned files by whether the server asks for them."""
         return asked_of(self.deployed, self.facts, {load.name for load in self.loads})
 
     @property
     def ok(self) -> bool:
-        """Whether all tuned files that the server asks for were loaded, at least one, and nothing
-        failed.
+        """Say whether all tuned files that the server asks for were loaded, at least one, without
+        failures.
         """
         return not self.problems()
 
     def problems(self) -> list[str]:
-        """One line for each deviation from the tuned files."""
+        """Return a line for each deviation from the tuned files."""
         found = [_trouble(x) for x in self.loads if x.outcome not in _GOOD and not self._spare(x)]
         found += _unserved(self.loads)
         found += [f"hook on {h.target} failed" for h in self.hooks if not h.count]
@@ -178,7 +180,7 @@ class LoadProof:
         return [*found, *_untuned(self), *self.unknown(), *_launch(self)]
 
     def _ranks(self) -> dict[str, set[int]]:
-        """The numbers of the ranks that were seen to load each tuned file."""
+        """Return the numbers of the ranks that were seen to load each tuned file."""
         found: dict[str, set[int]] = {}
         for load in self.loads:
             if load.outcome is LoadOutcome.LOADED and load.origin == FileOrigin.TUNED.value:
@@ -186,7 +188,7 @@ class LoadProof:
         return found
 
     def unknown(self) -> list[str]:
-        """One line for each problem that only says what the log does not tell."""
+        """Return a line for each problem that is only a gap in the log."""
         asked, named = self.asked, {load.name for load in self.loads}
         rest = self.deployed.names - asked.yes - asked.no - named if self.loads or self.cut else ()
         return [
@@ -202,7 +204,9 @@ class LoadProof:
         ]
 
     def notes(self) -> list[str]:
-        """One line for each kernel that runs without a tuned file, and was not to have one."""
+        """Return a line for each kernel that runs without a tuned file, and was meant to have
+        none.
+        """
         found = [
             f"{load.name}: no tuned file; the engine's own runs"
             for load in self.loads
@@ -214,7 +218,7 @@ class LoadProof:
         return [*found, *other_server(self.facts, self.deployed.made_for)]
 
     def steps(self) -> list[str]:
-        """What to do about files that were never made; a command begins with "$ "."""
+        """Return steps for files that were never made; a command begins with "$ "."""
         made = self.deployed.names
         lines = [
             line
@@ -228,16 +232,16 @@ class LoadProof:
         return list(tuning_steps(self.facts, logs, decode=self._without_decode()))
 
     def _without_decode(self) -> bool:
-        """Whether attention has tuned files, and decode has none."""
+        """Say whether attention has tuned files, and decode has none."""
         used = [x for x in self.loads if x.family == ATTENTION and x.outcome is LoadOutcome.LOADED]
         return bool(used) and not any(load.name.startswith("decode") for load in used)
 
     def _spare(self, load: FileLoad) -> bool:
-        """Whether a file is missing that was never made: of a dense GEMM, or of MoE layers where
-        none of these was made for this server.
+        """Say whether a missing file was never made: a file of a dense GEMM, or of MoE layers if no
+        MoE file was made for this server.
 
-        A bundle or folder says which files were. Without one, only an engine is known for which no
-        dense GEMM's file can be made.
+        A bundle or folder lists the files that were made. Without it, only vLLM is known, for which
+        no dense GEMM's file can be made.
         """
         if load.outcome not in _WITHOUT or load.by_plugin:
             return False
@@ -249,7 +253,7 @@ class LoadProof:
         return load.name not in made
 
     def as_dict(self) -> dict[str, Any]:
-        """Values for JSON."""
+        """Return values for JSON."""
         network = {**asdict(self.network), "devices": list(self.network.devices)}
         network["control"] = list(self.network.control)
         return {
@@ -289,7 +293,7 @@ def _trouble(load: FileLoad) -> str:
 
 
 def _unserved(loads: Iterable[FileLoad]) -> Iterator[str]:
-    """A line for each attention phase all of whose files were refused."""
+    """Yield a line for each attention phase all of whose files were refused."""
     served: dict[str, list[FileLoad]] = {}
     for load in loads:
         if load.family == ATTENTION and load.outcome in _GOOD:
@@ -301,9 +305,9 @@ def _unserved(loads: Iterable[FileLoad]) -> Iterator[str]:
 
 
 def _untuned(proof: LoadProof) -> Iterator[str]:
-    """A line for each file that is not a tuned one, and for each tuned file not loaded.
+    """Yield a line for each file that is not tuned, and for each tuned file not loaded.
 
-    With a bundle, the engine's own files count only where a tuned file has their name: a server may
+    With a bundle, the engine's own files count only if a tuned file has their name: a server may
     have layers that nobody tuned. Tuned files that the server does not ask for do not count.
     """
     if not proof.loads and not proof.cut:
@@ -313,7 +317,7 @@ def _untuned(proof: LoadProof) -> Iterator[str]:
     for load in proof.loads:
         shipped = load.outcome is LoadOutcome.LOADED and load.origin == FileOrigin.SHIPPED.value
         if shipped and (load.name in names or not deployed.known):
-            yield f"{load.name}: the engine's own file was loaded, not a tuned one"
+            yield f"{load.name}: the engine's own file was loaded, not a tuned file"
     silent = names - {load.name for load in proof.loads}
     for name in sorted(silent & asked.yes):
         yield f"{name}: in the bundle, but no line says that it was loaded"
@@ -322,7 +326,7 @@ def _untuned(proof: LoadProof) -> Iterator[str]:
 
 
 def _launch(proof: LoadProof) -> Iterator[str]:
-    """What stands against a launch of a bundle's cluster."""
+    """Yield the reasons against a launch of a bundle's cluster."""
     if not proof.deployed.nodes:
         return
     if not proof.ready:

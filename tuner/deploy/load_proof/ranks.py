@@ -1,4 +1,4 @@
-"""Of how many of a cluster's ranks a log shows that they loaded a tuned file."""
+"""Count the ranks of a cluster that loaded a tuned file, as far as a log shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TP, _PP, _DP = (re.compile(rf"{one}(\d{{1,5}})") for one in ("TP", "PP", "DP"))
 
 
 def numbers_of(names: Iterable[str], deployed: Deployed) -> set[int]:
-    """The numbers of ranks that lines name as TP8, DP1 TP8, PP1 TP8 or Worker_TP8."""
+    """Return the numbers of ranks that lines name as TP8, DP1 TP8, PP1 TP8 or Worker_TP8."""
     found = set()
     for name in names:
         if tp := _TP.search(name):
@@ -23,9 +23,9 @@ def numbers_of(names: Iterable[str], deployed: Deployed) -> set[int]:
 
 
 def unseen(seen: Mapping[str, set[int]], deployed: Deployed) -> Iterator[str]:
-    """A line for each file that only some of the ranks were seen to load.
+    """Yield a line for each file that only some of the ranks were seen to load.
 
-    vLLM's first rank on each node writes the line for all of the node; of sglang each rank does.
+    vLLM's first rank on each node writes the line for the whole node; in sglang each rank does.
     """
     size = deployed.ranks // max(1, deployed.nodes) if deployed.engine == "vllm" else 1
     for name, ranks in seen.items():
@@ -44,7 +44,7 @@ def unseen(seen: Mapping[str, set[int]], deployed: Deployed) -> Iterator[str]:
 
 
 def unnamed(seen: Mapping[str, set[int]], deployed: Deployed) -> Iterator[str]:
-    """A line for each file whose lines name no rank."""
+    """Yield a line for each file whose lines name no rank."""
     for name, ranks in seen.items():
         if deployed.ranks > 1 and not ranks:
             yield (
@@ -53,7 +53,7 @@ def unnamed(seen: Mapping[str, set[int]], deployed: Deployed) -> Iterator[str]:
 
 
 def ranges(numbers: Iterable[int], deployed: Deployed) -> str:
-    """Return `TP1 to TP7, TP9`; of several stages or replicas `PP1 TP0 to PP1 TP7`."""
+    """Return `TP1 to TP7, TP9`; with several stages or replicas `PP1 TP0 to PP1 TP7`."""
     parts: list[tuple[int, int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:

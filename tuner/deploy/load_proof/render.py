@@ -1,4 +1,4 @@
-"""A proof as text for a terminal."""
+"""Render a proof as text for a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tuner.render import printable
 
 
 def render_proof(proof: LoadProof) -> str:
-    """The proof as text for a terminal."""
+    """Return the proof as text for a terminal."""
     lines = []
     if all(load.by_plugin for load in proof.loads):
         lines.append("no config file's message is in this log: the kernel was not reached yet, or")
@@ -42,7 +42,7 @@ def render_proof(proof: LoadProof) -> str:
 
 
 def _steps(proof: LoadProof) -> Iterator[str]:
-    """The steps; a command stands in a line of its own."""
+    """Yield the steps; a command stands in a line of its own."""
     for step in proof.steps():
         yield step[2:] if step.startswith("$ ") else f"{'next':15} {step}"
 

@@ -1,7 +1,7 @@
 """Check the nodes of a cluster before an engine is launched on them.
 
-All modules also run as one file on Python 3.8 or later. So they import only the standard library
-of Python 3.8, and `tuner.errors` and `tuner.shell`.
+All modules also run as a single file on Python 3.8 or later. So they import only the standard
+library of Python 3.8, and `tuner.errors` and `tuner.shell`.
 """
 
 from tuner.deploy.preflight.all_checks import PreflightResult, render, run_preflight

@@ -44,7 +44,7 @@ class NodeResult:
 
     name: str
     links: NodeLinks
-    environment: dict[str, str]  # proposed variables, where the capture is sufficient
+    environment: dict[str, str]  # proposed variables, if the capture is sufficient
     topology_nics: tuple[str, ...] = ()  # the RDMA devices that `nvidia-smi topo -m` names
 
 
@@ -57,11 +57,11 @@ class PreflightResult:
 
     @property
     def ok(self) -> bool:
-        """Whether no error was found."""
+        """Say whether no error was found."""
         return not any(f.severity is Severity.ERROR for f in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """Values for JSON."""
+        """Return values for JSON."""
         return {"ok": self.ok, **asdict(self)}
 
 
@@ -110,7 +110,7 @@ def check_nodes(nodes: list[Node], expected: Expected | None = None) -> Prefligh
 
 
 def _unique(findings: list[Finding]) -> list[Finding]:
-    """The findings, errors first, without repeats."""
+    """Return the findings, errors first, without repeats."""
     kept: dict[tuple[str, tuple[str, ...], str], Finding] = {}
     for finding in sorted(findings, key=lambda f: _ORDER[f.severity]):
         subject = finding.message
@@ -146,7 +146,9 @@ def _unread(node: Node) -> Iterator[Finding]:
 def _propose(
     node: Node, links: NodeLinks, expected: Expected | None, *, sockets: bool
 ) -> dict[str, str]:
-    """The environment that follows from the capture. `sockets`: no node has an RDMA device."""
+    """Return the environment that follows from the capture. `sockets`: no node has an RDMA
+    device.
+    """
     proposed = {}
     expected_node = expected.node(node.name) if expected else None
     leave_out: list[str] = []
@@ -176,7 +178,7 @@ def _propose(
 
 
 def _collectives(node: NodeResult) -> str:
-    """How many RDMA devices a node can use, as far as they were captured."""
+    """Return how many RDMA devices a node can use, as far as they were captured."""
     compute, named = node.links.compute, node.topology_nics
     efa = [device for device, reason in node.links.left_out.items() if reason == EFA]
     if efa and not compute:
@@ -194,7 +196,7 @@ def _collectives(node: NodeResult) -> str:
 
 
 def render(result: PreflightResult) -> str:
-    """The result as text for a terminal, without colours."""
+    """Return the result as text for a terminal, without colours."""
     lines: list[str] = []
     for node in result.nodes:
         links = node.links

@@ -32,7 +32,7 @@ from tuner.deploy.preflight.network import (
 from tuner.errors import MalformedCapture
 
 TIME_LIMIT_S = 60  # nvidia-smi takes tens of seconds without persistence mode
-LARGEST_OUTPUT = 16 * 2**20  # bytes that are read of one captured output
+LARGEST_OUTPUT = 16 * 2**20  # bytes that are read of a captured output
 COMMANDS = {
     "ibdev2netdev.txt": ("ibdev2netdev",),
     "show_gids.txt": ("show_gids",),
@@ -53,7 +53,7 @@ COPIES = {
     "cmdline.txt": "/proc/cmdline",
     "nvidia-version.txt": "/proc/driver/nvidia/version",
 }
-# Sources that are empty where there is nothing to say, or that help one check alone.
+# Sources that are empty if there is nothing to say, or that help only one check.
 _OPTIONAL = (
     *("lspci.txt", "iommu.txt", "modules.txt", "cmdline.txt", "nvidia-version.txt"),
     *("ibstat.txt", "ibv_devinfo.txt"),  # /sys/class/infiniband says the same
@@ -87,9 +87,9 @@ def capture(
 ) -> list[str]:
     """Run the commands and store their outputs under `folder`.
 
-    `image` is a container image whose id is recorded; `config_dir` is a folder of engine configs
-    to hash. A tool that is missing, fails or takes too long is noted in capture.json; returns the
-    sources that gave nothing. Raises MalformedCapture if `folder` cannot be written.
+    `image` is a container image whose id is recorded; `config_dir` is a folder of engine configs to
+    hash. capture.json notes a tool that is missing, fails or takes too long. Return the sources
+    without output. Raises MalformedCapture if `folder` cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def capture(
 
 
 def captured_text(folder: Path, silent: list[str]) -> str:
-    """Say what was captured, and which sources gave nothing."""
+    """Say that outputs were captured, and which sources gave nothing."""
     names = ", ".join(source.rpartition(".")[0] or source for source in silent)
     return f"captured into {folder}" + (f"; these gave nothing: {names}" if silent else "")
 
@@ -145,7 +145,7 @@ def _copy_sysfs(source: Path, target: Path) -> str:
     for pattern in _SYSFS_GLOBS:
         for path in source.glob(pattern):
             _copy(path, target / path.relative_to(source))
-    # The name of an interface's folder, and whether there is one of the physical function.
+    # The name of an interface's folder, and whether the physical function has a folder.
     for pattern in ("*/device/net/*", "*/device/physfn"):
         for path in source.glob(pattern):
             (target / path.relative_to(source)).mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,9 @@ def _image_id(image: str) -> str:
 
 
 def hash_folder(folder: Path) -> str:
-    """sha256 of the names and contents of all files below `folder`, in the order of names."""
+    """Return the sha256 of the names and contents of all files below `folder`, in the order of
+    names.
+    """
     digest = hashlib.sha256()
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -193,8 +195,8 @@ def _write_json(path: Path, value: object) -> None:
 def read_capture(name: str, folder: Path) -> Node:
     """Read a folder of captured outputs. Raises MalformedCapture.
 
-    Outputs saved by hand may have other names: a file whose name contains the tool's name is
-    taken, and if there are several, the one that also contains the node's name.
+    Outputs saved by hand may have other names: a file whose name contains the tool's name is taken,
+    and if there are several, the file whose name also contains the node's name.
     """
     if not folder.is_dir():
         raise MalformedCapture(f"{folder} is not a folder of captured outputs")
@@ -243,7 +245,7 @@ def read_capture(name: str, folder: Path) -> Node:
 
 
 def _find(folder: Path, node: str, source: str) -> str:
-    """The text of a source; empty where it was not captured."""
+    """Return the text of a source; empty if it was not captured."""
     if (folder / source).is_file():
         return _read(folder / source)
     stem = source.rpartition(".")[0]
@@ -265,7 +267,9 @@ def _read(path: Path) -> str:
 
 
 def _looked_for_rdma(folder: Path) -> bool:
-    """Whether the capture looked at /sys/class/infiniband: then a device not seen is not there."""
+    """Say whether the capture looked at /sys/class/infiniband, so that an unseen device does not
+    exist.
+    """
     try:
         value = json.loads(_read(folder / "capture.json") or "null")
         return value["notes"]["sys"] in ("ok", "absent")

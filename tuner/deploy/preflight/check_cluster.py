@@ -1,4 +1,4 @@
-"""Checks that compare nodes: what must be equal, and what one node has and another lacks."""
+"""Compare nodes: values that must be equal, and parts that only some nodes have."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tuner.deploy.preflight.links import NodeLinks
 
 _EQUAL = {
     "image": "pull the same image by digest on every node",
-    "configs": "copy one node's config folder to all of them",
-    "sglang": "install one version",
-    "vllm": "install one version",
-    "triton": "install one version: configs are chosen by it",
-    "torch": "install one version",
+    "configs": "copy a node's config folder to all nodes",
+    "sglang": "install the same version",
+    "vllm": "install the same version",
+    "triton": "install the same version: configs are chosen by it",
+    "torch": "install the same version",
     "GPUs": "launch on nodes with equal GPUs: config files and the division of the model need them",
 }
 NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # sha256 of no bytes
@@ -25,7 +25,7 @@ NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # 
 def check_cluster(
     nodes: Sequence[tuple[Node, NodeLinks]], expected: Expected | None
 ) -> Iterator[Finding]:
-    """Every finding across nodes."""
+    """Yield every finding across nodes."""
     yield from _unequal_versions([node for node, _ in nodes])
     yield from _device_counts(nodes)
     yield from _rates([node for node, _ in nodes])
@@ -117,7 +117,9 @@ def _device_counts(nodes: Sequence[tuple[Node, NodeLinks]]) -> Iterator[Finding]
 
 
 def _rates(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """A finding for each node with a device that is slower than the same one of other nodes."""
+    """Yield a finding for each node with a device that is slower than the same device of other
+    nodes.
+    """
     fastest: dict[str, int] = {}
     up = {node.name: up_devices(node) for node in nodes}
     for node in nodes:

@@ -1,6 +1,6 @@
-"""Checks of a node's GPUs: their number, links and memory, and the NICs that serve them.
+"""Check a node's GPUs: their number, links and memory, and the NICs that serve them.
 
-Source of what GPUDirect RDMA needs: NVIDIA's NCCL documentation, "Troubleshooting" (GPU-to-NIC
+Source for the needs of GPUDirect RDMA: NVIDIA's NCCL documentation, "Troubleshooting" (GPU-to-NIC
 communication, PCI access control services), and the Linux driver's documentation of nvidia-peermem
 and dma-buf.
 """
@@ -35,12 +35,11 @@ THROUGH = {  # the words of nvidia-smi's legend
 
 
 def misplaced(node: Node, links: NodeLinks) -> list[tuple[Card, PcieSwitch, PcieSwitch]]:
-    """(card, the switch that it is under, the switch that lacks it) for each misplaced card.
+    """Return (card, the switch that it is under, the switch that lacks it) for each misplaced card.
 
-    A switch's share of the devices is in proportion to its GPUs. A card is misplaced where one
-    switch has less than its share, and the card is under a switch with more, or under none. The
-    management link's card stays where it is. With fewer devices than switches, sockets are
-    compared instead.
+    A switch's share of the devices is in proportion to its GPUs. A card is misplaced if a switch
+    has less than its share, and the card is under a switch with more, or under none. The management
+    link's card stays in place. With fewer devices than switches, sockets are compared instead.
     """
     devices = movable(node, links)
     switches = find_switches(node.topology, devices)
@@ -69,7 +68,7 @@ def misplaced(node: Node, links: NodeLinks) -> list[tuple[Card, PcieSwitch, Pcie
 
 
 def movable(node: Node, links: NodeLinks) -> Card:
-    """The devices for collectives that are not on the management link's card."""
+    """Return the devices for collectives that are not on the management link's card."""
     fixed = card_of(node, links.device) if links.device else ()
     return tuple(d for d in _named(node, links) if d not in fixed)
 
@@ -77,7 +76,7 @@ def movable(node: Node, links: NodeLinks) -> Card:
 def _surplus(
     node: Node, switches: list[PcieSwitch], nowhere: list[str], total: int, gpus: int
 ) -> tuple[Card, PcieSwitch] | None:
-    """A card to move: one under no GPU's switch, or the last of the fullest switch."""
+    """Return a card to move: a card under no GPU's switch, or the last of the fullest switch."""
     if nowhere:
         origin, device = PcieSwitch([], nowhere), nowhere[0]
     else:
@@ -89,7 +88,7 @@ def _surplus(
 
 
 def check_topology(node: Node, links: NodeLinks) -> Iterator[Finding]:
-    """Every finding about misplaced devices, and about switches without devices."""
+    """Yield every finding about misplaced devices, and about switches without devices."""
     wrong = misplaced(node, links)
     for card, origin, lacking in wrong:
         yield misplaced_finding(node, card, origin, lacking)
@@ -115,13 +114,15 @@ def check_topology(node: Node, links: NodeLinks) -> Iterator[Finding]:
 
 
 def _named(node: Node, links: NodeLinks) -> Card:
-    """The devices for collectives, and far ones; of the topology if nothing else names any."""
+    """Return the devices for collectives, and far devices; the topology's if nothing else names
+    any.
+    """
     devices = links.compute or node.topology.nics
     return tuple(d for d in devices if links.left_out.get(d, FAR) == FAR)
 
 
 def distances(topology: Topology, switches: list[PcieSwitch]) -> Iterator[str]:
-    """Through what the GPUs of switches without devices reach the nearest one."""
+    """Yield how the GPUs of switches without devices reach the nearest device."""
     found: dict[str, list[str]] = {}
     for gpu in (gpu for switch in switches for gpu in switch.gpus):
         found.setdefault(topology.nearest(gpu)[0], []).append(gpu)
@@ -131,7 +132,7 @@ def distances(topology: Topology, switches: list[PcieSwitch]) -> Iterator[str]:
 
 
 def _nowhere_near(node: Node) -> Iterator[Finding]:
-    """A finding for a node on which no GPU shares a PCIe switch with a device."""
+    """Yield a finding for a node on which no GPU shares a PCIe switch with a device."""
     topology = node.topology
     if not topology.nics or not topology.read_gpus:
         return
@@ -174,7 +175,7 @@ def _uneven(node: Node, switches: list[PcieSwitch]) -> Iterator[Finding]:
 
 
 def misplaced_finding(node: Node, card: Card, origin: PcieSwitch, lacking: PcieSwitch) -> Finding:
-    """The finding for one misplaced card."""
+    """Return the finding for a misplaced card."""
     numa = node.topology.numa.get(lacking.gpus[0], "")
     target = f"{lacking}{f' (NUMA node {numa})' if numa else ''}"
     others = [n for n in origin.nics if n not in card] if origin.gpus else []
@@ -197,7 +198,7 @@ _MOST_BRIDGES = 8
 
 
 def check_gpudirect(node: Node, links: NodeLinks) -> Iterator[Finding]:
-    """Every finding about GPUDirect RDMA; none on a node without RDMA devices."""
+    """Yield every finding about GPUDirect RDMA; none on a node without RDMA devices."""
     if not links.compute:
         return
     yield from _peer_memory(node)
@@ -268,7 +269,7 @@ IN_USE = 2 * _GIB  # a driver and its daemons hold less
 def check_gpus(
     node: Node, expected: Expected | None, expected_node: ExpectedNode | None
 ) -> Iterator[Finding]:
-    """Every finding about the node's GPUs."""
+    """Yield every finding about the node's GPUs."""
     for gpu in node.gpus:
         yield from _link(node, gpu)
     if expected_node and node.gpus and len(node.gpus) < expected_node.gpus:
@@ -286,14 +287,14 @@ def check_gpus(
 
 
 def _names(node: Node, expected: Expected | None) -> Iterator[Finding]:
-    """Config files are chosen by the GPU's name: one file cannot serve two."""
+    """Check the GPUs' names, by which config files are chosen: a file cannot serve two names."""
     names = sorted({gpu.name for gpu in node.gpus if gpu.name})
     evidence = tuple(f"{gpu.bus_id}: {gpu.name}" for gpu in node.gpus)
     if len(names) > 1:
         yield node.error(
             "gpus-differ",
             f"the node has GPUs of different names: {' and '.join(names)}",
-            "serve on GPUs of one name; servers choose config files by it",
+            "serve on GPUs of the same name; servers choose config files by it",
             evidence,
         )
     wanted = expected.gpu if expected else ""
@@ -309,7 +310,7 @@ def _names(node: Node, expected: Expected | None) -> Iterator[Finding]:
 
 
 def same_gpu(name: str, wanted: str, expected: Expected | None) -> bool:
-    """Whether a GPU's name, as nvidia-smi prints it, is the one in names of config files."""
+    """Say whether a GPU's name, as nvidia-smi prints it, is the name in names of config files."""
     folded = name.replace(" ", "_")
     if expected and expected.engine == "vllm" and "H200" in folded:
         return wanted == "NVIDIA_H200"  # vLLM's name for the whole family
@@ -322,7 +323,7 @@ def _in_use(node: Node) -> Iterator[Finding]:
         yield node.warning(
             "memory-in-use",
             f"memory of {len(busy)} GPUs is in use: a server counts on all of it",
-            "stop what runs there (nvidia-smi shows the processes)",
+            "stop the processes there (nvidia-smi shows them)",
             tuple(
                 f"{gpu.bus_id}: {(gpu.used_bytes or 0) / _GIB:.1f} of "
                 f"{(gpu.memory_bytes or 0) / _GIB:.1f} GiB"

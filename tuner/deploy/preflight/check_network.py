@@ -1,4 +1,4 @@
-"""Checks of addresses, interfaces and ports that the engine's processes use."""
+"""Check the addresses, interfaces and ports that the engine's processes use."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tuner.deploy.preflight.links import NodeLinks, speaks_ipv6
 from tuner.deploy.preflight.network import is_ip
 from tuner.errors import did_you_mean
 
-# The variables with the address that each engine announces to the other ranks; the first one set
-# counts.
+# The variables with the address that each engine announces to the other ranks; the first that is
+# set counts.
 HOST_VARIABLES = {
     "sglang": ("SGLANG_HOST_IP", "HOST_IP"),
-    # vLLM reads the first alone; the second is for what else runs there.
+    # vLLM reads only the first; the second is for other programs.
     "vllm": ("VLLM_HOST_IP", "HOST_IP"),
 }
 # The variables with the management interface: of NCCL, of Gloo and of PyTorch's TensorPipe.
 INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 _ON_HEAD = ("rendezvous", "ray")
-# What names the plugins that an engine loads, all where it is not set, and this program's plugin.
+# The variable that names an engine's plugins (unset: all), and this program's plugin.
 PLUGINS = {
     "sglang": ("SGLANG_PLUGINS", "tuner_attention"),
     "vllm": ("VLLM_PLUGINS", "tuner_kernels"),
@@ -38,12 +38,12 @@ PLUGINS = {
 
 
 def merged_environment(node: Node, expected: ExpectedNode | None) -> dict[str, str]:
-    """The variables of a launch: those of the cluster file override captured ones."""
+    """Return the variables of a launch: values of the cluster file override captured values."""
     return {**node.environment, **(expected.environment if expected else {})}
 
 
 def check_network(node: Node, links: NodeLinks, expected: Expected | None) -> Iterator[Finding]:
-    """Every finding about the node's addresses and ports."""
+    """Yield every finding about the node's addresses and ports."""
     expected_node = expected.node(node.name) if expected else None
     if not links.interface:
         yield node.warning(
@@ -90,7 +90,7 @@ def _named_interfaces(
 def _plugins(node: Node, environment: dict[str, str]) -> Iterator[Finding]:
     for engine, (variable, plugin) in PLUGINS.items():
         value = environment.get(variable)
-        # sglang takes an empty list as none, vLLM as one that leaves out all.
+        # sglang takes an empty list as unset, vLLM as a list that leaves out all.
         if value is None or (engine == "sglang" and not value.strip(", ")):
             continue
         if plugin not in (name.strip() for name in value.split(",")):
@@ -136,12 +136,14 @@ def check_left_out(
             f"{setting} uses {len(devices) - len(left)} of {len(devices)} RDMA devices that "
             f"collectives can use: the bandwidth of {joined(left)} is lost to them",
             ("unset NCCL_IB_DISABLE" if off else f"set NCCL_IB_HCA={offered}")
-            + ", unless what is left out is for something else, such as storage",
+            + ", unless the other devices have another use, such as storage",
         )
 
 
 def _is_named(device: str, value: str) -> bool:
-    """Whether NCCL uses a device by NCCL_IB_HCA: names are prefixes, but for `=`; `^` excludes."""
+    """Say whether NCCL uses a device by NCCL_IB_HCA: names are prefixes, except after `=`; `^`
+    excludes.
+    """
     names = [item.partition(":")[0] for item in value.lstrip("^=").split(",") if item]
     exact = value.lstrip("^").startswith("=")
     found = any(device == name if exact else device.startswith(name) for name in names)
@@ -200,7 +202,9 @@ def _fault(value: str, held: dict[ipaddress.IPv4Address | ipaddress.IPv6Address,
 
 
 def _implicit(node: Node, links: NodeLinks, fix: str) -> Iterator[Finding]:
-    """Check what the engine would announce without a variable, from its name and routes."""
+    """Check the address that the engine would announce without a variable, from its name and
+    routes.
+    """
     first = node.hostname_addresses[0] if node.hostname_addresses else ""
     if first and ipaddress.ip_address(first).is_loopback:
         yield node.warning(
@@ -215,7 +219,7 @@ def _implicit(node: Node, links: NodeLinks, fix: str) -> Iterator[Finding]:
     if v6 and v4:
         yield node.warning(
             "dual-stack",
-            f"the node has {v4[0]} and {v6[0]}, and nothing says which one to announce",
+            f"the node has {v4[0]} and {v6[0]}, and nothing says which address to announce",
             fix,
             (*v4[:1], *v6[:1]),
         )
@@ -230,7 +234,7 @@ def _ports(node: Node, expected: Expected) -> Iterator[Finding]:
         yield node.error(
             "port-in-use",
             f"the {name} port {port} is taken",
-            f"stop what listens there (ss -ltnp 'sport = :{port}'), or choose another port in the "
-            "cluster file",
+            f"stop the process that listens there (ss -ltnp 'sport = :{port}'), or "
+            "choose another port in the cluster file",
             (f"listening on {taken[port].ip} port {port}",),
         )

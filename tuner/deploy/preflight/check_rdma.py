@@ -1,4 +1,4 @@
-"""Checks of a node's RDMA devices: which there are, which are up, their GIDs and rates."""
+"""Check a node's RDMA devices: their presence, ports, GIDs and rates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DISABLED = "Disabled"  # phys_state of a port that was switched off on this nod
 
 
 def check_rdma(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> Iterator[Finding]:
-    """Every finding about the node's RDMA devices."""
+    """Yield every finding about the node's RDMA devices."""
     yield from _absent_devices(node, links, expected)
     yield from _open(node, links)
     yield from _down_ports(node, links, expected)
@@ -74,13 +74,13 @@ def _absent_devices(
 
 
 def check_other_networks(node: Node, links: NodeLinks) -> Iterator[Finding]:
-    """Say which devices are left out, because they are of other networks."""
+    """Yield findings on devices that are left out, because they belong to other networks."""
     by_reason: dict[str, list[str]] = {}
     for device, reason in links.left_out.items():
         if reason not in (EFA, FAR, MANAGEMENT):
             by_reason.setdefault(reason, []).append(device)
     for reason, devices in by_reason.items():
-        # With 6 fast devices for 8 GPUs, two slow ones are rails rather than another network.
+        # With 6 fast devices for 8 GPUs, two slow devices are rails rather than another network.
         rails = len(links.usable) + len(devices)
         odd = reason == SLOWER and rails == len(node.gpus or node.topology.gpus)
         rates = "".join(f", {d} {rate_of(node, d)} Gb/s" for d in devices if reason == SLOWER)
@@ -95,7 +95,7 @@ def check_other_networks(node: Node, links: NodeLinks) -> Iterator[Finding]:
 
 
 def _open(node: Node, links: NodeLinks) -> Iterator[Finding]:
-    """Say that it is not known which devices are for collectives."""
+    """Yield a finding if it is not known which devices are for collectives."""
     if links.open:
         groups = "; or ".join(
             f"{joined(group)} ({'InfiniBand' if is_infiniband(node, group[0]) else 'Ethernet'}"
@@ -110,7 +110,7 @@ def _open(node: Node, links: NodeLinks) -> Iterator[Finding]:
 
 
 def _down_ports(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> Iterator[Finding]:
-    """One finding for all ports that are down, because they often share a cause."""
+    """Yield a single finding for all ports that are down, because they often share a cause."""
     up, total = up_devices(node), len(node.ports or node.devices)
     lines = {p.device: p.line for p in node.ports} or {
         d.device: f"{d.device}: {d.state}, {d.phys_state}" for d in node.devices
@@ -130,7 +130,7 @@ def _down_ports(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> 
     if not wanted:
         return
     named = set(expected.rdma or ()) if expected else set()
-    # A card with two ports and one cable works: DGX Spark is sold so.
+    # A card with two ports and a single cable works: DGX Spark is sold so.
     spare = all(d not in named and set(card_of(node, d)) & up for d in wanted)
     yield (node.info if spare or wanted == of_others else node.error)(
         "ports-down",
@@ -142,7 +142,7 @@ def _down_ports(node: Node, links: NodeLinks, expected: ExpectedNode | None) -> 
 
 
 def _linked(device: RdmaDevice) -> bool:
-    """Tell whether an InfiniBand port has a link: if so, its cable and its switch port work."""
+    """Say whether an InfiniBand port has a link: if so, its cable and its switch port work."""
     return device.link_layer == "InfiniBand" and device.phys_state.upper() in _LINK_UP
 
 
@@ -185,7 +185,7 @@ def _gids(node: Node, links: NodeLinks) -> Iterator[Finding]:
     if found and gid_index(node, links) is None:
         yield node.error(
             "gid-differs",
-            "no GID index is RoCE v2 on every device: one NCCL_IB_GID_INDEX cannot serve",
+            "no GID index is RoCE v2 on every device: a single NCCL_IB_GID_INDEX cannot serve",
             "add the addresses in the same order everywhere (take the interface down and up), or "
             "leave NCCL_IB_GID_INDEX unset and set NCCL_IB_ROCE_VERSION_NUM=2 with NCCL 2.21 or "
             "later",
@@ -194,7 +194,7 @@ def _gids(node: Node, links: NodeLinks) -> Iterator[Finding]:
 
 
 def _fix_gids(node: Node, bare: list[str]) -> str:
-    """What to do: an address is missing, or the card speaks RoCE v1 alone."""
+    """Return the steps: an address is missing, or the card speaks only RoCE v1."""
     interfaces = interface_of(node)
     addressed = {g.device for g in node.gids if g.ipv4}
     without = [interfaces.get(d) or d for d in bare if d not in addressed]
@@ -209,7 +209,9 @@ def _fix_gids(node: Node, bare: list[str]) -> str:
 
 
 def _slow_rails(node: Node, links: NodeLinks) -> Iterator[Finding]:
-    """The slowest device sets the pace of all: each rail waits for the others."""
+    """Yield a finding on slow devices. The slowest sets the pace of all: each rail waits for the
+    others.
+    """
     rates = {device: rate for device in links.usable if (rate := rate_of(node, device))}
     fastest = max(rates.values(), default=0)
     slow = [device for device, rate in rates.items() if rate < fastest]
@@ -218,7 +220,7 @@ def _slow_rails(node: Node, links: NodeLinks) -> Iterator[Finding]:
 
 
 def slow_rails(node: Node, slow: list[str], fastest: int, others: str) -> Finding:
-    """An error for devices at less than half of the rate that others have, else a warning."""
+    """Return an error for devices at less than half of the others' rate, else a warning."""
     rates = {device: rate_of(node, device) for device in slow}
     finding = node.error if 2 * min(rates.values()) < fastest else node.warning
     return finding(

@@ -1,7 +1,7 @@
-"""Which RDMA devices of a node carry collectives, by what the capture shows of each of them.
+"""Choose the RDMA devices of a node that carry collectives, by the evidence of the capture.
 
-A device is left out only for a reason that is kept beside it. Where the evidence does not decide
-between two groups of devices, it stays open which of them carries collectives.
+A device is left out only for a reason that is kept beside it. If the evidence does not decide
+between two groups of devices, it stays open which group carries collectives.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ OTHER_LINK, SLOWER = "the others have another link layer", "the others are faste
 
 @dataclass
 class Choice:
-    """The devices for collectives, up or down, and those left out with the reason."""
+    """The devices for collectives, up or down, and the left-out devices with the reason."""
 
     chosen: list[str]
     left_out: dict[str, str] = field(default_factory=dict)
-    open: tuple[tuple[str, ...], ...] = ()  # groups of which one may be for collectives
+    open: tuple[tuple[str, ...], ...] = ()  # groups, any of which may be for collectives
 
     def leave_out(self, devices: Iterable[str], reason: str, up: Collection[str]) -> None:
         """Leave devices out, unless no working device would be left."""
@@ -54,8 +54,8 @@ class Choice:
 def of_the_fabric(
     node: Node, known: Iterable[str], managing: Collection[str], up: Collection[str]
 ) -> Choice:
-    """The devices that may carry collectives: no EFA, no virtual function beside its port, and not
-    the management link, unless it is a GPU's only device.
+    """Return the devices that may carry collectives: no EFA, no virtual function beside its port,
+    and not the management link, unless it is a GPU's only device.
     """
     devices = list(known)
     efa = [device for device in devices if is_efa(node, device)]
@@ -78,7 +78,7 @@ def of_one_network(
 
 
 def _virtual(node: Node, devices: Collection[str]) -> list[str]:
-    """The virtual functions, if a port that is none is a device too."""
+    """Return the virtual functions, if a port that is no virtual function is a device too."""
     interfaces = {device: name for device, name in interface_of(node).items() if device in devices}
     found = {d.device for d in node.devices if d.virtual}
     for device, name in interfaces.items():
@@ -93,7 +93,7 @@ def _virtual(node: Node, devices: Collection[str]) -> list[str]:
 def _in_subnet(
     node: Node, devices: Iterable[str], interface: str, managing: Collection[str]
 ) -> list[str]:
-    """Devices all of whose addresses are in the subnets of the management interface."""
+    """Return devices all of whose addresses are in the subnets of the management interface."""
     networks = [
         ipaddress.ip_network(f"{address.ip}/{address.prefix}", strict=False)
         for one in node.interfaces
@@ -112,8 +112,8 @@ def _in_subnet(
 def _far(
     node: Node, devices: Collection[str], managing: Collection[str], up: Collection[str]
 ) -> list[str]:
-    """Devices under no GPU's switch, where every GPU's switch has other devices; and the other
-    ports of the management link's card, where other devices work.
+    """Return devices under no GPU's switch, if every GPU's switch has other devices; and the other
+    ports of the management link's card, if other devices work.
     """
     cards = {port for device in managing for port in card_of(node, device)}
     elsewhere = [d for d in devices if d not in cards and d in up]
@@ -126,8 +126,8 @@ def _far(
 
 
 def _by_link(node: Node, choice: Choice, up: Collection[str]) -> None:
-    """Choose the group of one link layer and rate that has the most devices, if none is faster;
-    of equal ones InfiniBand, because Ethernet also serves management and storage.
+    """Choose the group of a link layer and rate that has the most devices, if no other group is
+    faster; of equal groups InfiniBand, because Ethernet also serves management and storage.
     """
     working = [device for device in choice.chosen if device in up]
     rates = {device: rate_of(node, device) for device in working}
@@ -154,7 +154,9 @@ def _by_link(node: Node, choice: Choice, up: Collection[str]) -> None:
 
 
 def _sole_near(node: Node, devices: Iterable[str], others: Collection[str]) -> list[str]:
-    """Devices near a GPU that has none of the others near: these are rails, whatever they carry."""
+    """Return devices near a GPU that has none of the others near: these are rails, whatever they
+    carry.
+    """
     near = node.topology.near
     bare = [gpu for gpu in node.topology.gpus if not any(near(gpu, other) for other in others)]
     return [device for device in devices if any(near(gpu, device) for gpu in bare)]

@@ -1,4 +1,4 @@
-"""Facts about a node, and findings about it, as plain data.
+"""Hold facts about a node, and findings about it, as plain data.
 
 Parsers make the facts, and checks turn them into findings.
 """
@@ -16,7 +16,7 @@ from tuner.errors import MalformedCluster
 
 
 class Severity(str, Enum):
-    """How much a finding matters. An error stops a launch or costs most of the speed."""
+    """The weight of a finding. An error stops a launch or costs most of the speed."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -25,7 +25,7 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that the operator should know before a launch."""
+    """A fact that the operator should know before a launch."""
 
     severity: Severity
     check: str  # the check's name, e.g. "ports-down"
@@ -89,7 +89,7 @@ class RdmaDevice:
 
 @dataclass(frozen=True)
 class Topology:
-    """`nvidia-smi topo -m`: how each GPU reaches each GPU and each NIC."""
+    """The matrix of `nvidia-smi topo -m`: how each GPU reaches each GPU and each NIC."""
 
     gpus: tuple[str, ...] = ()  # GPU0, GPU1, ...
     nics: tuple[str, ...] = ()  # RDMA device names
@@ -98,16 +98,16 @@ class Topology:
     lines: dict[str, str] = field(default_factory=dict)  # GPU or NIC -> its row
 
     def near(self, gpu: str, other: str, kinds: tuple[str, ...] = ("PIX", "PXB")) -> bool:
-        """Whether the two have one of these relations; by default, they share a PCIe switch."""
+        """Say whether the two have one of these relations; by default, they share a PCIe switch."""
         return self.relations.get((gpu, other)) in kinds
 
     @property
     def read_gpus(self) -> tuple[str, ...]:
-        """The GPUs whose rows were read; the text may be cut."""
+        """Return the GPUs whose rows were read; the text may be cut."""
         return tuple(gpu for gpu in self.gpus if gpu in self.lines or not self.lines)
 
     def nearest(self, gpu: str) -> tuple[str, tuple[str, ...]]:
-        """The nearest relation of a GPU to any NIC, and the NICs that have it."""
+        """Return the nearest relation of a GPU to any NIC, and the NICs that have it."""
         kinds = [(self.relations.get((gpu, nic), ""), nic) for nic in self.nics]
         for kind in ("PIX", "PXB", "PHB", "NODE", "SYS", "SOC"):
             if some := tuple(nic for found, nic in kinds if found == kind):
@@ -158,9 +158,9 @@ class Listener:
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """What matters to GPUDirect RDMA."""
+    """The facts that matter to GPUDirect RDMA."""
 
-    modules: tuple[str, ...] = ()  # loaded ones; empty: not captured
+    modules: tuple[str, ...] = ()  # loaded; empty: not captured
     cmdline: tuple[str, ...] = ()  # words of the boot command line
     iommu: tuple[str, ...] = ()  # IOMMUs that are on
     redirecting_bridges: tuple[str, ...] = ()  # PCI addresses of bridges with ACS on
@@ -171,7 +171,7 @@ class KernelFacts:
 
 @dataclass
 class Node:
-    """Everything captured from one node. A field that was not captured is empty."""
+    """Everything captured from a node. A field that was not captured is empty."""
 
     name: str
     ports: tuple[RdmaPort, ...] = ()
@@ -204,16 +204,16 @@ class Node:
 
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Sort key under which mlx5_10 comes after mlx5_9."""
+    """Return a sort key under which mlx5_10 comes after mlx5_9."""
     parts = re.findall(r"[0-9]+|[^0-9]+", name)
-    # Numbers are compared by length first, because int() refuses very long ones.
+    # Numbers are compared by length first, because int() refuses very long numbers.
     return tuple(
         (len(p.lstrip("0")) if p[0] in "0123456789" else 0, p.lstrip("0") or p) for p in parts
     )
 
 
 def joined(names: tuple[str, ...] | list[str] | set[str]) -> str:
-    """`mlx5_1, mlx5_2 and mlx5_10`, in natural order."""
+    """Return `mlx5_1, mlx5_2 and mlx5_10`, in natural order."""
     ordered = sorted(names, key=natural)
     return " and ".join(filter(None, [", ".join(ordered[:-1]), *ordered[-1:]]))
 
@@ -245,12 +245,12 @@ class Expected:
     configs: str = ""  # the hash of the bundle's config folder; empty: not known
 
     def node(self, name: str) -> ExpectedNode | None:
-        """The node of that name or host."""
+        """Return the node of that name or host."""
         return next((n for n in self.nodes if name in (n.name, n.host)), None)
 
     def name_of(self, node: Node) -> str:
-        """The name here of a captured node: by its own, by an address that it holds, or by the
-        first label of its host's name; else its own.
+        """Return the cluster's name of a captured node: by the node's own name, by an address that
+        it holds, or by the first label of its host's name; else its own name.
         """
         held = {a.ip for i in node.interfaces for a in i.addresses} | set(node.hostname_addresses)
         short = node.name.partition(".")[0]
@@ -260,7 +260,7 @@ class Expected:
         return mine.name if mine else named[0].name if len(named) == 1 else node.name
 
     def to_json(self) -> str:
-        """The text that `read_expected` reads. Equal values give equal text."""
+        """Return the text that `read_expected` reads. Equal values give equal text."""
         return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
 
 

@@ -1,6 +1,6 @@
-"""Read `nvidia-smi topo -m`, `nvidia-smi -q`, and what the kernel says of GPUDirect RDMA.
+"""Read `nvidia-smi topo -m`, `nvidia-smi -q`, and the kernel's facts about GPUDirect RDMA.
 
-That is modules, the command line, IOMMU and lspci. Unknown lines are ignored.
+These are modules, the command line, IOMMU and lspci. Unknown lines are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def parse_topology(text: str) -> Topology:
-    """The matrix; NICs have their RDMA names where the legend or the header gives them."""
+    """Return the matrix; NICs have their RDMA names if the legend or the header gives them."""
     lines = _ANSI.sub("", text).splitlines()
     start = next((i for i, line in enumerate(lines) if _names_columns(line.split())), None)
     if start is None:
@@ -35,12 +35,12 @@ def parse_topology(text: str) -> Topology:
 
 
 def _names_columns(words: list[str]) -> bool:
-    """Whether a line names the columns: the row of GPU0 begins with the same word."""
+    """Say whether a line names the columns: the row of GPU0 begins with the same word."""
     return words[:1] == ["GPU0"] and not any(_RELATION.match(word) for word in words)
 
 
 def _columns(header: str) -> list[str]:
-    """The devices in the header, which come before `CPU Affinity`."""
+    """Return the devices in the header, which come before `CPU Affinity`."""
     return header.partition("CPU")[0].split()  # a blank before it may be lost
 
 
@@ -61,12 +61,14 @@ def _add_row(topology: Topology, columns: list[str], names: dict[str, str], line
 
 
 def parse_nvidia_smi(text: str) -> tuple[NodeGpu, ...]:
-    """The GPUs in the output of `nvidia-smi -q`."""
+    """Return the GPUs in the output of `nvidia-smi -q`."""
     return tuple(_gpu(bus_id, values) for bus_id, values in _blocks(text))
 
 
 def _blocks(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """(bus id, "section/section/key" -> value) for each GPU; indentation shows the sections."""
+    """Yield (bus id, "section/section/key" -> value) for each GPU; indentation shows the
+    sections.
+    """
     bus_id = ""
     values: dict[str, str] = {}
     sections: list[tuple[int, str]] = []
@@ -127,8 +129,8 @@ _VERSION = re.compile(r"^([0-9]{1,3})\.([0-9]{1,3})")
 def parse_kernel(
     modules: str, cmdline: str, iommu: str, lspci: str, driver: str, release: str
 ) -> KernelFacts:
-    """The facts in /proc/modules, /proc/cmdline, the names in /sys/class/iommu, `lspci -vvv`,
-    /proc/driver/nvidia/version and the kernel's release. Empty texts were not captured.
+    """Return the facts in /proc/modules, /proc/cmdline, the names in /sys/class/iommu, `lspci
+    -vvv`, /proc/driver/nvidia/version and the kernel's release. Empty texts were not captured.
     """
     found = _VERSION.match(release)
     return KernelFacts(
@@ -143,8 +145,8 @@ def parse_kernel(
 
 
 def redirecting_bridges(lspci: str) -> tuple[str, ...]:
-    """The PCI bridges with ACS source validation, which send traffic between their devices up to
-    the root.
+    """Return the PCI bridges with ACS source validation, which send traffic between their devices
+    up to the root.
     """
     found: list[str] = []
     bridge = ""

@@ -1,4 +1,6 @@
-"""A node's management interface, its RDMA devices for collectives, and the GIDs that they use."""
+"""Find a node's management interface, its RDMA devices for collectives, and the GIDs that they
+use.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tuner.deploy.preflight.network import is_ip
 
 @dataclass(frozen=True)
 class NodeLinks:
-    """How a node is connected."""
+    """The connections of a node."""
 
     interface: str  # management interface; empty: unknown
     address: str  # its address, IPv4 if it has one, or empty
@@ -32,7 +34,7 @@ class NodeLinks:
 
 
 def find_links(node: Node, expected: ExpectedNode | None = None) -> NodeLinks:
-    """Work out a node's links. The cluster file overrides what was captured."""
+    """Find a node's links. The cluster file overrides the capture."""
     interface, reason = _management(node, expected)
     managing = _devices_below(node, interface)
     address = _address(node, interface)
@@ -52,9 +54,10 @@ def find_links(node: Node, expected: ExpectedNode | None = None) -> NodeLinks:
 
 
 def _devices_below(node: Node, interface: str) -> list[str]:
-    """The RDMA devices that carry an interface, also as a VLAN, a bridge or a bond of theirs.
+    """Return the RDMA devices that carry an interface, also as a VLAN, a bridge or a bond of
+    theirs.
 
-    A device of which another port has an address carries more than this interface.
+    A device whose other port has an address carries more than this interface, and is left out.
     """
     below: set[str] = set()
     names = [interface]
@@ -74,7 +77,7 @@ def _devices_below(node: Node, interface: str) -> list[str]:
 
 
 def _management(node: Node, expected: ExpectedNode | None) -> tuple[str, str]:
-    """(interface, the reason for it)."""
+    """Return (interface, the reason for it)."""
     if expected and expected.interface:
         return expected.interface, "named in the cluster file"
     if expected and is_ip(expected.host):
@@ -95,11 +98,11 @@ def _holder(node: Node, ip: str) -> str:
 
 
 def _odd_one_out(node: Node) -> tuple[str, str]:
-    """The RDMA link whose address lies apart from all others, as (interface, reason).
+    """Return the RDMA link whose address lies apart from all others, as (interface, reason).
 
-    The rails of a fabric have adjacent addresses, and the management network has others. So one
-    gap between sorted addresses is wider than all other gaps together, and a single address on
-    one side of it is the management address. Without such a gap the interface is empty.
+    The rails of a fabric have adjacent addresses, and the management network has others. So a gap
+    between sorted addresses is wider than all other gaps together, and a single address on one side
+    of it is the management address. Without such a gap the interface is empty.
     """
     by_address = {int(ipaddress.ip_address(g.ipv4)): g for g in node.gids if is_ip(g.ipv4)}
     addresses = sorted(by_address)
@@ -118,7 +121,7 @@ def _odd_one_out(node: Node) -> tuple[str, str]:
 
 
 def _address(node: Node, name: str) -> str:
-    """The first IPv4 address of an interface, else its first global IPv6 address."""
+    """Return the first IPv4 address of an interface, else its first global IPv6 address."""
     held = [a for i in node.interfaces if i.name == name for a in i.addresses]
     of_gids = [g.ipv4 for g in node.gids if g.interface == name and g.ipv4]
     first = [a.ip for a in held if ":" not in a.ip] + of_gids
@@ -126,8 +129,8 @@ def _address(node: Node, name: str) -> str:
 
 
 def without_gid(node: Node, links: NodeLinks) -> list[str]:
-    """The RoCE devices for collectives that have no RoCE v2 GID with an address that reaches other
-    nodes, if GIDs were captured.
+    """Return the RoCE devices for collectives that have no RoCE v2 GID with an address that reaches
+    other nodes, if GIDs were captured.
 
     NCCL could use them with a link-local GID at best, so none is proposed to it.
     """
@@ -137,14 +140,14 @@ def without_gid(node: Node, links: NodeLinks) -> list[str]:
 
 
 def speaks_ipv6(node: Node, links: NodeLinks) -> bool:
-    """Whether the devices for collectives have global IPv6 addresses, and none has IPv4."""
+    """Say whether the devices for collectives have global IPv6 addresses, and none has IPv4."""
     if any(gid_indexes(node, d) for d in links.usable):
         return False
     return any(gid_indexes(node, d, ipv6=True) for d in links.usable)
 
 
 def gid_index(node: Node, links: NodeLinks) -> int | None:
-    """The lowest RoCE v2 index that all devices for collectives have; None: there is none.
+    """Return the lowest RoCE v2 index that all devices for collectives have; None: there is none.
 
     An index counts on its own node alone: each node has its own environment.
     """
@@ -155,10 +158,10 @@ def gid_index(node: Node, links: NodeLinks) -> int | None:
 
 
 def hca_list(node: Node, links: NodeLinks, leave_out: Iterable[str] = ()) -> str:
-    """The value of NCCL_IB_HCA, or an empty string.
+    """Return the value of NCCL_IB_HCA, or an empty string.
 
-    NCCL reads each name as a prefix. A leading `=` makes it match whole names; it is added only
-    where a listed name is a prefix of another device's name.
+    NCCL reads each name as a prefix. A leading `=` makes it match whole names; it is added only if
+    a listed name is a prefix of another device's name.
     """
     out = set(leave_out)
     chosen = sorted((d for d in links.usable if d not in out), key=natural)

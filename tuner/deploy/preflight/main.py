@@ -1,4 +1,4 @@
-"""The command line of the single file, which uses only Python's standard library."""
+"""Run the command line of the single file, which uses only Python's standard library."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_here(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command. Returns 0: no error found; 1: an error found; 2: bad input."""
+    """Run the command. Return 0: no error found; 1: an error found; 2: bad input."""
     parser = argparse.ArgumentParser(
         description="Check GPU nodes and their network before an engine is launched on them."
     )

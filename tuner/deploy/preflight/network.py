@@ -54,7 +54,7 @@ _SPEED_OF_GENERATION.update({"32": 5, "32.0": 5, "64": 6, "64.0": 6})
 
 
 def parse_ibdev2netdev(text: str) -> tuple[RdmaPort, ...]:
-    """The ports in the output of `ibdev2netdev` or `ibdev2netdev -v`."""
+    """Return the ports in the output of `ibdev2netdev` or `ibdev2netdev -v`."""
     found = []
     for line in text.splitlines():
         match = _IBDEV2NETDEV.match(line)
@@ -66,7 +66,7 @@ def parse_ibdev2netdev(text: str) -> tuple[RdmaPort, ...]:
 
 
 def parse_show_gids(text: str) -> tuple[Gid, ...]:
-    """The GID table entries in the output of `show_gids`."""
+    """Return the GID table entries in the output of `show_gids`."""
     found = []
     for line in text.splitlines():
         match = _SHOW_GIDS.match(line)
@@ -88,7 +88,7 @@ def parse_show_gids(text: str) -> tuple[Gid, ...]:
 
 
 def parse_devinfo_gids(text: str) -> tuple[Gid, ...]:
-    """The GID table entries in the output of `ibv_devinfo -v`."""
+    """Return the GID table entries in the output of `ibv_devinfo -v`."""
     found, device, port = [], "", 1
     for line in text.splitlines():
         heading, entry = _HCA.match(line), _DEVINFO_GID.match(line)
@@ -104,18 +104,18 @@ def parse_devinfo_gids(text: str) -> tuple[Gid, ...]:
 
 
 def parse_ibstat(text: str) -> tuple[RdmaDevice, ...]:
-    """The ports in the output of `ibstat` or `ibstatus`."""
+    """Return the ports in the output of `ibstat` or `ibstatus`."""
     stat = _listed(text, _CA, ("State", "Physical state", "Link layer", "Rate"))
     return (*stat, *_listed(text, _PORT, ("state", "phys state", "link_layer", "rate")))
 
 
 def parse_ibv_devinfo(text: str) -> tuple[RdmaDevice, ...]:
-    """The ports in the output of `ibv_devinfo` or `ibv_devinfo -v`."""
+    """Return the ports in the output of `ibv_devinfo` or `ibv_devinfo -v`."""
     return tuple(_listed(text, _HCA, ("state", "phys_state", "link_layer", "rate")))
 
 
 def parse_rdma_link(text: str) -> tuple[RdmaDevice, ...]:
-    """The ports in the output of `rdma link`."""
+    """Return the ports in the output of `rdma link`."""
     return tuple(
         RdmaDevice(device, int(port), state, physical, "", "", interface)
         for device, port, state, physical, interface in _LINK.findall(text)
@@ -125,7 +125,9 @@ def parse_rdma_link(text: str) -> tuple[RdmaDevice, ...]:
 def _listed(
     text: str, heading: re.Pattern[str], fields: tuple[str, str, str, str]
 ) -> Iterator[RdmaDevice]:
-    """The ports in `name: value` lines below headings, which name a device or count a port."""
+    """Yield the ports in `name: value` lines below headings, which name a device or count a
+    port.
+    """
     device, port = "", 0
     values: dict[str, str] = {}
     for line in [*text.splitlines(), _END]:
@@ -145,7 +147,7 @@ def _listed(
 
 
 def mapped_ipv4(gid: str) -> str:
-    """The IPv4 address that a GID holds, or an empty string."""
+    """Return the IPv4 address that a GID holds, or an empty string."""
     folded = gid.lower()
     if not re.fullmatch(_GID, folded) or not folded.startswith(_MAPPED):
         return ""
@@ -154,7 +156,7 @@ def mapped_ipv4(gid: str) -> str:
 
 
 def read_sysfs(root: Path) -> tuple[tuple[RdmaDevice, ...], tuple[Gid, ...]]:
-    """The devices and GIDs in /sys/class/infiniband, or in a copy of it."""
+    """Return the devices and GIDs in /sys/class/infiniband, or in a copy of it."""
     devices: list[RdmaDevice] = []
     gids: list[Gid] = []
     for device in _folders(root):
@@ -253,7 +255,7 @@ _ENVIRONMENT_LINE = re.compile(r"^(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)$")
 
 
 def parse_ip_addr(text: str) -> tuple[Interface, ...]:
-    """The interfaces and their addresses in the output of `ip -j addr`."""
+    """Return the interfaces and their addresses in the output of `ip -j addr`."""
     found = []
     for entry in _objects(text):
         name = entry.get("ifname")
@@ -283,9 +285,9 @@ def _addresses(value: object) -> list[Address]:
 
 
 def parse_ip_route(text: str) -> str:
-    """The interface of the living default route in `ip -j route`, or an empty string.
+    """Return the interface of the living default route in `ip -j route`, or an empty string.
 
-    A route over several ways has them in `nexthops`; the first one that lives counts.
+    A route over several ways has them in `nexthops`; the first living way counts.
     """
     best: tuple[int, str] | None = None
     for entry in _objects(text):
@@ -306,7 +308,7 @@ def _is_dead(route: dict[str, Any]) -> bool:
 
 
 def parse_listeners(text: str) -> tuple[Listener, ...]:
-    """The listening TCP sockets in /proc/net/tcp or /proc/net/tcp6."""
+    """Return the listening TCP sockets in /proc/net/tcp or /proc/net/tcp6."""
     found = []
     for line in text.splitlines():
         cells = line.split()
@@ -319,19 +321,19 @@ def parse_listeners(text: str) -> tuple[Listener, ...]:
 
 
 def _kernel_ip(digits: str) -> str:
-    """The address in the kernel's hexadecimal form, with little-endian 32-bit words."""
+    """Return the address in the kernel's hexadecimal form, with little-endian 32-bit words."""
     words = [bytes.fromhex(digits[i : i + 8])[::-1] for i in range(0, len(digits), 8)]
     return str(ipaddress.ip_address(b"".join(words)))
 
 
 def parse_ahosts(text: str) -> tuple[str, ...]:
-    """The addresses in `getent ahosts NAME`, in the resolver's order, without repeats."""
+    """Return the addresses in `getent ahosts NAME`, in the resolver's order, without repeats."""
     words = [line.split()[0] for line in text.splitlines() if line.split()]
     return tuple(dict.fromkeys(word for word in words if is_ip(word)))
 
 
 def parse_environment(text: str) -> dict[str, str]:
-    """The variables in lines of the form `NAME=value`."""
+    """Return the variables in lines of the form `NAME=value`."""
     matches = (_ENVIRONMENT_LINE.match(line.strip()) for line in text.splitlines())
     return {m.group(1): m.group(2).strip("\"'") for m in matches if m}
 

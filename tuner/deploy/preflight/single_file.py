@@ -1,6 +1,6 @@
-"""Write the preflight as one file, for machines that have only Python 3.8 or later.
+"""Write the preflight as a single file, for machines that have only Python 3.8 or later.
 
-It is an archive as the standard library's `zipapp` makes them: Python runs its `__main__.py`.
+The file is an archive as the standard library's `zipapp` makes them: Python runs its `__main__.py`.
 `zipapp` itself writes the times of files in the local time zone, so equal sources would give other
 bytes elsewhere.
 """
@@ -26,7 +26,7 @@ def build_single_file(path: Path) -> None:
 
 
 def packaged_sources() -> list[tuple[str, str]]:
-    """(path in the archive, text) of each module that the preflight imports."""
+    """Return (path in the archive, text) of each module that the preflight imports."""
     package = Path(__file__).parents[2]
     paths = [path for pattern in _MODULES for path in sorted(package.glob(pattern))]
     return [

@@ -1,4 +1,4 @@
-"""The GPUs and the RDMA devices that share a PCIe switch, by `nvidia-smi topo -m`."""
+"""Find the GPUs and the RDMA devices that share a PCIe switch, by `nvidia-smi topo -m`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from tuner.deploy.preflight.facts import Topology, joined
 
-# Relations of two devices on one PCIe switch, or on one processor socket.
+# Relations of two devices on the same PCIe switch, or on the same processor socket.
 SWITCH = ("PIX", "PXB")
 SOCKET = ("PIX", "PXB", "PHB", "NODE")
 
 
 @dataclass
 class PcieSwitch:
-    """The GPUs and the RDMA devices below one PCIe switch (or one socket)."""
+    """The GPUs and the RDMA devices below a PCIe switch (or a socket)."""
 
     gpus: list[str]
     nics: list[str]
@@ -26,9 +26,10 @@ class PcieSwitch:
 def find_switches(
     topology: Topology, devices: tuple[str, ...], kinds: tuple[str, ...] = SWITCH
 ) -> list[PcieSwitch]:
-    """The switches with a GPU; some may have no RDMA device. Empty where no NIC is near a GPU.
+    """Return the switches with a GPU; some may have no RDMA device. Empty if no NIC is near a GPU.
 
-    NVLink hides the PCIe relation of two GPUs, so GPUs near the same NIC count as one switch.
+    NVLink hides the PCIe relation of two GPUs, so GPUs near the same NIC count as below the same
+    switch.
     """
     nics = [n for n in topology.nics if n in devices]
     if not any(topology.near(g, n, kinds) for g in topology.gpus for n in nics):

@@ -1,5 +1,5 @@
-"""Engines and Tritons from a package index, put where `find_packages` finds them.
+"""Fetch engines and Tritons from a package index to where `find_packages` finds them.
 
-pip says which wheel to take: the index, mirrors, certificates and credentials are those that it is
-configured with. Nothing is installed, so no environment changes.
+pip chooses the wheel, with the index, mirrors, certificates and credentials of its own
+configuration. Nothing is installed, so no environment changes.
 """

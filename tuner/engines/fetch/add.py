@@ -30,9 +30,9 @@ Say = Callable[[str], None]
 def add(name: str, version: str, say: Say, *, with_triton: bool = True) -> Path:
     """Put an engine, or a Triton, into the first of `own_folders` that can be written.
 
-    An engine gets a record of the Triton that it pins, which is added too. What is there already
-    stays as it is. Returns the folder. Raises UnknownEngine for a version that the index lacks,
-    and EngineNotFetched.
+    An engine gets a record of the Triton that it pins, which is added too. Existing copies stay as
+    they are. Returns the folder. Raises UnknownEngine for a version that the index lacks, and
+    EngineNotFetched.
     """
     release = _release(name, version)
     with _locked_folder() as parent:
@@ -51,7 +51,7 @@ def add(name: str, version: str, say: Say, *, with_triton: bool = True) -> Path:
 
 
 def remove(name: str, version: str) -> Path:
-    """Remove what `add` has put somewhere. Returns the folder that was there.
+    """Remove an engine or Triton that `add` added. Returns the folder that was there.
 
     Raises UnknownEngine if it was not added.
     """
@@ -98,7 +98,10 @@ def _add_engine(parent: Path, name: str, release: str, say: Say) -> Path:
 
 
 def _read_parts(url: str, name: str, folder: Path, say: Say) -> None:
-    """Unpack a large wheel without downloading all of it. Raises RangesRefused for others."""
+    """Unpack a large wheel without downloading all of it.
+
+    Raises RangesRefused for a small wheel, or if the server sends no ranges.
+    """
     remote = RemoteFile(url)
     if remote.size <= WHOLE_BYTES:
         raise RangesRefused(url)
@@ -153,7 +156,7 @@ def _record(folder: Path, name: str, say: Say) -> str | None:
 
 @contextlib.contextmanager
 def _locked_folder() -> Iterator[Path]:
-    """The folder to add to, which no other process adds to meanwhile."""
+    """Lock the folder to add to against other processes, and yield it."""
     parent = _writable_folder()
     with (parent / ".lock").open("w") as lock:
         try:
@@ -162,7 +165,7 @@ def _locked_folder() -> Iterator[Path]:
             raise EngineNotFetched(
                 f"another `tuner list engines --add` writes to {parent}: try again when it is done"
             ) from None
-        for left_over in parent.glob(f"*{PART}"):  # by one that was killed
+        for left_over in parent.glob(f"*{PART}"):  # by a process that was killed
             shutil.rmtree(left_over)
         try:
             yield parent
@@ -181,7 +184,7 @@ def _writable_folder() -> Path:
 
 @contextlib.contextmanager
 def _part(folder: Path) -> Iterator[Path]:
-    """An empty folder that gets the name of `folder` if all goes well, and else is removed."""
+    """Make an empty folder; give it the name of `folder` if all goes well, else remove it."""
     part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}.", suffix=PART))
     try:
         yield part

@@ -1,4 +1,4 @@
-"""The files of a wheel that are read of an engine: its Python, its JSON and its metadata."""
+"""Unpack the files of an engine's wheel that are read: its Python, its JSON and its metadata."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _METADATA = ("METADATA", "RECORD", "WHEEL")
 
 
 def unpack_engine(wheel: Path | BinaryIO, name: str, folder: Path) -> None:
-    """Write what is read of the package `name` to an empty folder.
+    """Write the files that are read of the package `name` to an empty folder.
 
-    Each file is held against its hash in the wheel's RECORD. Raises EngineNotFetched for a wheel
+    Each file is compared with its hash in the wheel's RECORD. Raises EngineNotFetched for a wheel
     that is damaged, is not of this package, has names that lead out of the folder, or is too large.
     """
     try:
@@ -34,7 +34,7 @@ def unpack_engine(wheel: Path | BinaryIO, name: str, folder: Path) -> None:
 
 def _unpack(archive: zipfile.ZipFile, chosen: list[zipfile.ZipInfo], folder: Path) -> None:
     hashes = _recorded(archive, chosen)
-    # In the order of the wheel's bytes, so that a remote one is read in one pass.
+    # In the order of the wheel's bytes, so that a remote wheel is read in one pass.
     for info in sorted(chosen, key=lambda info: info.header_offset):
         content = archive.read(info)
         if not info.filename.endswith(".dist-info/RECORD"):

@@ -1,4 +1,6 @@
-"""Which Triton an engine's release pins: it names a torch, and that torch names a Triton."""
+"""Find the Triton that an engine's release pins: it names a torch, and that torch names
+a Triton.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ _EXTRAS = ("", "srt", "all")
 
 
 def released_with(requires: Sequence[Requirement]) -> str | None:
-    """The version of Triton that an engine with these requirements runs; None if it pins none.
+    """Return the version of Triton that an engine with these requirements runs; None if it pins
+    none.
 
-    The index is asked for the engine's torch. Raises UnknownEngine or EngineNotFetched if it has
+    Asks the index for the engine's torch. Raises UnknownEngine or EngineNotFetched if the index has
     no such torch or Triton, or does not answer.
     """
     triton, torch = _pin(requires, TRITON), _pin(requires, "torch")
@@ -32,7 +35,7 @@ def released_with(requires: Sequence[Requirement]) -> str | None:
 
 
 def _pin(requires: Sequence[Requirement], name: str) -> Requirement | None:
-    """The requirement that fixes the release of a package on servers, without its marker."""
+    """Return the requirement that fixes the release of a package on servers, without its marker."""
     for extra in _EXTRAS:
         for one in requires:
             fixed = any(part.operator in ("==", "~=") for part in one.specifier)
@@ -43,7 +46,7 @@ def _pin(requires: Sequence[Requirement], name: str) -> Requirement | None:
 
 
 def _environment(extra: str) -> dict[str, str]:
-    """The markers' variables on the Linux servers that run engines."""
+    """Return the markers' variables on the Linux servers that run engines."""
     return {
         "extra": extra,
         "implementation_name": "cpython",

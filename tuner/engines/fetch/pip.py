@@ -1,4 +1,4 @@
-"""What pip knows of a package index, and whole wheels from there."""
+"""Ask pip about a package index, and download whole wheels with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from tuner.errors import EngineNotFetched, UnknownEngine, did_you_mean
 
-# Wheels of engines are only read, so they may be for a newer Linux and Python than this one.
+# Wheels of engines are only read, so they may be for a newer Linux and Python than these.
 ENGINE_PYTHON = "3.12"
 _GLIBC_MINORS = (*range(17, 42),)
 _ANY_PYTHON = ("--ignore-requires-python",)
@@ -28,7 +28,7 @@ _NEAR = 5  # how many of the newest versions a message lists
 
 @dataclass(frozen=True)
 class Wheel:
-    """One release on the index, as pip would install it."""
+    """A release on the index, as pip would install it."""
 
     version: str
     url: str
@@ -36,7 +36,7 @@ class Wheel:
 
 
 def engine_tags() -> list[str]:
-    """pip's options for wheels of engines, which need not run here."""
+    """Return pip's options for wheels of engines, which need not run here."""
     machine = "x86_64" if platform.machine() in ("x86_64", "AMD64") else "aarch64"
     named = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBC_MINORS]
     named += [f"manylinux1_{machine}", f"manylinux2014_{machine}", f"linux_{machine}", "any"]
@@ -51,7 +51,7 @@ def find_wheel(requirement: str, tags: Sequence[str] = ()) -> Wheel:
     UnknownEngine for a version that the index lacks, and EngineNotFetched if pip cannot answer.
     """
     options = ["--dry-run", "--quiet", "--report", "-", "--ignore-installed", *tags]
-    with tempfile.TemporaryDirectory() as unused:  # pip asks for one with another platform's tags
+    with tempfile.TemporaryDirectory() as unused:  # pip needs a target with another platform's tags
         answer = _pip("install", requirement, [*options, *_ANY_PYTHON, "--target", unused])
     try:
         (found,) = json.loads(answer)["install"]
@@ -66,7 +66,7 @@ def find_wheel(requirement: str, tags: Sequence[str] = ()) -> Wheel:
 
 
 def download(requirement: str, folder: Path, tags: Sequence[str]) -> Path:
-    """Download a whole wheel into a folder. pip holds it against the index's hash."""
+    """Download a whole wheel into a folder. pip compares it with the index's hash."""
     options = ["--dest", str(folder), *_ANY_PYTHON, *tags]
     _pip("download", requirement, options, show=True)
     (wheel,) = folder.glob("*.whl")
@@ -79,7 +79,7 @@ def unpack(requirement: str, folder: Path) -> None:
 
 
 def parse_requirements(lines: Iterable[str]) -> tuple[Requirement, ...]:
-    """A wheel's requirements. An entry that no tool can read is left out."""
+    """Read a wheel's requirements. An entry that no tool can read is left out."""
     found = []
     for line in lines:
         try:

@@ -1,4 +1,4 @@
-"""A file on a web server, of which only the parts that are read are transferred."""
+"""Read a file on a web server, transferring only the parts that are read."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from collections import OrderedDict
 from tuner.errors import EngineNotFetched
 
 BLOCK_BYTES = 1 << 20
-_KEPT_BLOCKS = 4  # the directory at a zip's end, and where its files are read just now
+_KEPT_BLOCKS = 4  # the directory at a zip's end, and the places of its files that are being read
 _ATTEMPTS = 3
 _TIMEOUT_S = 60
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class RangesRefused(Exception):  # noqa: N818
-    """The server does not give parts of this file, or not to this client."""
+    """The server does not send parts of this file, or not to this client."""
 
 
 class RemoteFile(io.RawIOBase):
     """A file that is read by range requests, a block at a time.
 
     Raises RangesRefused if the server is not reached at first, or answers with anything but the
-    range asked for, and EngineNotFetched if it breaks off several times or changes the file in
+    requested range, and EngineNotFetched if it breaks off several times or changes the file in
     between.
     """
 
@@ -45,11 +45,11 @@ class RemoteFile(io.RawIOBase):
         self.size = self._request(0, 0)[1]
 
     def readable(self) -> bool:
-        """It can be read."""
+        """Say that it can be read."""
         return True
 
     def seekable(self) -> bool:
-        """It can be read from any position on."""
+        """Say that it can be read from any position on."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -79,7 +79,7 @@ class RemoteFile(io.RawIOBase):
         return self._blocks[index]
 
     def _request(self, first: int, last: int) -> tuple[bytes, int]:
-        """The bytes `first` to `last`, and the size of the whole file."""
+        """Return the bytes `first` to `last`, and the size of the whole file."""
         for _ in range(_ATTEMPTS):
             try:
                 return self._request_once(first, last)

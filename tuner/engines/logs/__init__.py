@@ -1,1 +1,1 @@
-"""Read what servers log and what people paste of it: lines, and how the server was started."""
+"""Read servers' logs and texts that people paste: their lines, and how the server was started."""

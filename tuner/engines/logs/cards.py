@@ -1,4 +1,4 @@
-"""The GPUs that a text names without showing the server's: in file names and in people's words."""
+"""Find GPUs that a text only names, in file names and in people's words."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NamedCard:
 
     name: str
     where: str
-    in_words: bool  # the driver's name for it may be a longer one
+    in_words: bool  # the driver's name for it may be longer
     compared: bool = False  # the words say that it is another machine's, or that all is well there
 
     @property
@@ -41,15 +41,15 @@ class NamedCard:
 
 @dataclass
 class Cards:
-    """The named GPUs, each once, whatever its spelling."""
+    """The named GPUs, each once for all of its spellings."""
 
     named: dict[str, NamedCard] = field(default_factory=dict)
-    _said: set[str] = field(default_factory=set)  # the keys of those that people's words name
+    _said: set[str] = field(default_factory=set)  # the keys of the cards that people's words name
 
     def add(self, name: str, where: str, *, in_words: bool, compared: bool = False) -> None:
-        """Keep a name; that of a file is surer than people's word for the same GPU.
+        """Keep a name; a file's name is surer than people's word for the same GPU.
 
-        What people write for a name, `NVIDIA_<GPU>`, is none.
+        A placeholder, such as `NVIDIA_<GPU>`, is not kept.
         """
         if any(mark in name for mark in "<{*"):
             return
@@ -72,15 +72,16 @@ class Cards:
             self.add(name, where, in_words=True, compared=name in beside)
 
     def sole(self) -> NamedCard | None:
-        """The GPU, if the text names one alone."""
+        """Return the GPU, if the text names only one."""
         found = list(self.several())
-        if len(found) > 1:  # a listing of files names many: people's words say which one it is
+        if len(found) > 1:  # a listing of files names many: people's words say which card it is
             found = [c for key, c in self.named.items() if key in self._said and not c.in_words]
         return found[0] if len(found) == 1 else None
 
     def several(self) -> Iterator[NamedCard]:
-        """The named GPUs, without a shorter name of another: H100 beside NVIDIA_H100_PCIe. Those
-        that are only compared with count if there is no other.
+        """Yield the named GPUs, without a shorter name of another: H100 beside NVIDIA_H100_PCIe.
+
+        GPUs that are only compared with count if there is no other.
         """
         subjects = [card for card in self.named.values() if not card.compared]
         for card in subjects or self.named.values():
@@ -90,7 +91,7 @@ class Cards:
 
 
 def _compared(line: str) -> Iterator[str]:
-    """The parts of a line that speak of another machine than the one with the question."""
+    """Yield the parts of a line that speak of another machine than the machine in question."""
     for sentence in _SENTENCES.split(line):
         yield from _BESIDE.findall(sentence)
         if _WELL.search(sentence) and not _BUT.search(sentence):

@@ -28,7 +28,7 @@ STARTS = (  # of them, without blanks
         b".Engine(",
     ),
 )
-# What begins a server of its own, unless it goes on with a command: a launcher, or the same key of
+# The beginning of another server, unless it goes on with a command: a launcher, or the same key of
 # another container.
 _SERVER = re.compile(
     r"sglang\.launch_server|\b(?:sglang|vllm) serve\b|vllm\.entrypoints|docker run|\bLLM\("
@@ -38,12 +38,14 @@ _SERVER = re.compile(
 _GOES_ON = re.compile(r"\s*(?:-|\"|'|\[|\])|\s+\w+ ?=")
 LONGEST = 80  # lines of a command
 NUMBERS = {"tp", "ep", "pp", "dp"}
-_AROUND = " \t-\"',[]\\"  # what may stand around a value in a line of its own
+_AROUND = " \t-\"',[]\\"  # characters that may stand around a value in a line of its own
 
 
 @dataclass
 class Commands:
-    """Keep the place in the commands of a text: what goes on, and whose command it is."""
+    """The place in a text's launch commands: whether a command goes on, and which
+    server it starts.
+    """
 
     another: bool = False  # the command is of another server than the first
     _left: int = 0  # lines of a command that may follow
@@ -56,11 +58,11 @@ class Commands:
     _served: bool = False  # a command has said how a server is started
 
     def within(self, joined: bytes) -> bool:
-        """Tell whether lines, joined without blanks, may hold a part of a command."""
+        """Say whether lines, joined without blanks, may hold a part of a command."""
         return bool(self._left) or any(start in joined for start in STARTS)
 
     def goes_on(self, text: str) -> bool:
-        """Take the next line, and tell whether it is one of a command."""
+        """Take the next line, and say whether it belongs to a command."""
         begins, goes_on = _SERVER.search(text), self._continued or _GOES_ON.match(text)
         if begins:
             self._begin_server(begins["key"] or "")
@@ -91,7 +93,7 @@ class Commands:
         return found
 
     def _begin_server(self, key: str) -> None:
-        """Begin the first server or another one, at a launcher or at a key of a container."""
+        """Begin the first server or another, at a launcher or at a key of a container."""
         if key:
             self._containers |= key in self._keys and self._served
             self._keys.add(key)
@@ -115,7 +117,7 @@ def last_part(value: str) -> str:
 
 @cache
 def _flags() -> dict[str, re.Pattern[str]]:
-    """The pattern of each fact's flags with a value in the same line."""
+    """Return the pattern of each fact's flags with a value in the same line."""
     rows = shipped_toml(__package__, "facts.toml")["flags"]
     value = r"[\"']?([^\s\"',\\\]`;)]+)"
     found = {}
@@ -129,12 +131,12 @@ def _flags() -> dict[str, re.Pattern[str]]:
 
 
 def _spellings(flag: str) -> str:
-    """A flag's pattern: vLLM takes underscores too."""
+    """Return a flag's pattern: vLLM takes underscores too."""
     return flag[:2] + re.escape(flag[2:]).replace("\\-", "[-_]")
 
 
 @cache
 def _bare_flags() -> dict[str, str]:
-    """The fact of each flag, which is written without its dashes."""
+    """Return the fact of each flag, which is written without its dashes."""
     rows = shipped_toml(__package__, "facts.toml")["flags"]
     return {flag.lstrip("-"): name for name, flags in rows.items() for flag in flags}

@@ -1,4 +1,4 @@
-"""The one reader of how a server was started, and on what, in whatever people paste.
+"""Read how a server was started, and on which machine, from any text that people paste.
 
 Logs of both engines, reports of their environment, launch commands, compose files and Kubernetes'
 lists of arguments, paths of tracebacks, and names of config files: facts.toml has their forms.
@@ -25,14 +25,14 @@ _SPREAD = re.compile(
     r"--enable[-_]expert[-_]parallel\b|(?<![\w-])-ep(?=[\s\\\"'\]`]|$)(?!\s+\d)"
     r"|\benable_expert_parallel[\"']?\s*[=:]\s*True"
 )
-# Where an engine logs the arguments that it was started with, without blanks.
+# The text before the arguments that an engine logs at start, without blanks.
 _ARGUMENTS = (b"ServerArgs(", b"args:{", b"args:Namespace(", b"withconfig:model=")
-# In what logs write before a message: [2025-05-13 23:29:46 DP4 TP4], (Worker_TP0 pid=1).
+# The text of logs before a message: [2025-05-13 23:29:46 DP4 TP4], (Worker_TP0 pid=1).
 _RANK = re.compile(rb"(?:\d |[_ ][DP]P\d+_| [DP]P\d+ |Worker[_ ])TP(\d{1,3})\b")
 # A shell's variable that is set in a line of its own, as scripts of launch commands do.
 _SET = re.compile(rb"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=[\"']?([^\s\"'$`;#]+)", re.MULTILINE)
 _USED = re.compile(r"\$\{?(\w+)(?::?-([^}]*))?\}?")
-_WORKS_IN = re.compile(  # words before a version that is not the one in trouble
+_WORKS_IN = re.compile(  # words before a version that is not the version in trouble
     r"(?<!not )(?<!n't )\b(?:works?|worked|(?:is|was) (?:fine|OK)) (?:in|with|on|using)"
     r" (?:[\w-]+ ){0,2}[\w./-]*$",
     re.IGNORECASE,
@@ -48,7 +48,7 @@ class _Form:
 
 @dataclass
 class Facts:
-    """The facts of one server. The first value of each counts; `ranks` is the most that is seen."""
+    """The facts of one server. The first value of each counts; `ranks` is the highest seen."""
 
     known: dict[str, Fact] = field(default_factory=dict)
     others: dict[str, Fact] = field(default_factory=dict)  # a second value of a server's fact
@@ -56,13 +56,13 @@ class Facts:
     words: Words = field(default_factory=Words)
     _commands: Commands = field(default_factory=Commands)
     _variables: dict[str, str] = field(default_factory=dict)  # of a shell, by their names
-    _unset: dict[str, tuple[str, str]] = field(default_factory=dict)  # name: the variable, where
-    _shown: bool = False  # the device is that of a program's own output
-    _called: bool = False  # the model is that of people's words
-    _spread: str = ""  # where the experts are said to be divided among all ranks
+    _unset: dict[str, tuple[str, str]] = field(default_factory=dict)  # name: variable, place
+    _shown: bool = False  # a program's own output names the device
+    _called: bool = False  # people's words name the model
+    _spread: str = ""  # the place that says that all ranks share the experts out
 
     def get(self, name: str) -> str:
-        """The value of a fact; "" if nothing says it."""
+        """Return the value of a fact; "" if nothing says it."""
         return self.known[name].value if name in self.known else ""
 
     def as_json(self) -> dict[str, Any]:
@@ -102,24 +102,24 @@ class Facts:
 
     @property
     def engine(self) -> str:
-        """Return the engine that something shows, else the one that words name alone."""
+        """Return the engine that a text shows, else the only engine that words name."""
         return self.get("engine") or self.words.engine
 
     @property
     def in_words(self) -> bool:
-        """Tell whether people's words alone tell the GPU."""
+        """Say whether only people's words tell the GPU."""
         card = self.words.cards.sole()
         return not self._shown and card is not None and card.in_words
 
     def _name_card(self) -> None:
-        """Take the GPU that the text names, if it shows none and names one alone."""
+        """Take the GPU that the text names, if it shows none and names only one."""
         if not self._shown:
             self.known.pop("device", None)
             if card := self.words.cards.sole():
                 self.known["device"] = Fact(card.name, card.where)
 
     def _name_model(self) -> None:
-        """Take the model that the text names, if no command shows one and it names one alone."""
+        """Take the model that the text names, if no command shows a model and it names only one."""
         if self._called:
             self.known.pop("model", None)
         model = self.words.model
@@ -147,7 +147,7 @@ class Facts:
             self._keep_settings(found, f"{name}:{first + at}")
 
     def _keep_settings(self, found: Iterable[tuple[str, str]], where: str) -> None:
-        """Keep settings; the first value of each counts, as of the other facts."""
+        """Keep settings; the first value of each counts, as for the other facts."""
         for name, value in found:
             if not value or value[0] in "$<{" or name in self.settings:
                 continue
@@ -158,7 +158,7 @@ class Facts:
             self.known["server_args"] = Fact(text, old.where if old else where)
 
     def _set_variables(self, lines: Sequence[bytes]) -> None:
-        """Keep what a script sets, and give facts that waited for it their values."""
+        """Keep a script's variables, and give facts that waited for a variable their values."""
         for name, value in _SET.findall(b"\n".join(lines)):
             self._variables.setdefault(name.decode(), value.decode("utf-8", errors="replace"))
         for fact, (variable, where) in list(self._unset.items()):
@@ -167,7 +167,7 @@ class Facts:
                 self.add(fact, self._variables[variable], where)
 
     def _see_ranks(self, lines: Sequence[bytes], name: str, first: int) -> None:
-        """The number of tensor-parallel ranks that lines show; there may be more."""
+        """Keep the number of tensor-parallel ranks that lines show; there may be more."""
         for rank in sorted({*map(int, _RANK.findall(b"\n".join(lines)))}, reverse=True):
             if rank < int(self.get("ranks") or 0):
                 return
@@ -178,7 +178,7 @@ class Facts:
                 return
 
     def _match(self, form: _Form, texts: Sequence[str], where: str) -> None:
-        """Match a form in a line, else in the line and those into which it may be wrapped."""
+        """Match a form in a line, else in the line and the lines into which it may be wrapped."""
         matches: list[re.Match[str]] = []
         if form.pattern:
             found = map(form.pattern.finditer, (texts[0], "".join(texts)))
@@ -216,9 +216,9 @@ class Facts:
             self.known["ep"] = Fact(self.get("tp"), self._spread)
 
     def add(self, name: str, value: str | None, where: str) -> None:
-        """Keep a value, if it is one: not empty, no hole of a template.
+        """Keep a value, unless it is empty or a hole of a template.
 
-        A shell's variable stands for what the text sets it to, before or after.
+        A shell's variable stands for the value that the text sets, before or after.
         """
         value = (value or "").strip().rstrip(".")
         if used := _USED.fullmatch(value):
@@ -245,7 +245,7 @@ class Facts:
 
 
 def facts_of_line(line: str) -> Facts:
-    """The facts of one line, such as the name of a config file."""
+    """Read the facts of one line, such as the name of a config file."""
     found, data = Facts(), line.encode("utf-8", errors="replace")
     found.read([data], [data.translate(None, BLANKS)], "input", 1)
     return found

@@ -1,4 +1,4 @@
-"""The lines of logs of any size, without what terminals, mails and pages put around them."""
+"""Read the lines of logs of any size, without the marks of terminals, mails and pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 BLANKS = b" \t\n\r\v\f"
 _BLOCK = 1 << 20  # bytes
-_LONGEST = 16_384  # bytes of a line; the rest of a longer one counts as wrapped
+_LONGEST = 16_384  # bytes of a line; the rest of a longer line counts as wrapped
 # Escape sequences, and how programs and pages that take the escape out spell them.
 _ESCAPES = (b"\x1b", b"ESC", b"^[", rb"\x1b", rb"\u001b", rb"\033", b"#033")
 _COLOURS = re.compile(
@@ -19,7 +19,7 @@ _CHARACTERS = {b"quot": b'"', b"#39": b"'", b"#x27": b"'", b"lt": b"<", b"gt": b
 # Names of config files in the address of a page.
 _IN_ADDRESSES = {b"%3D": b"=", b"%2C": b",", b"%5B": b"[", b"%5D": b"]", b"%20": b" "}
 _ESCAPED = re.compile(rb"&(quot|#39|#x27|lt|gt|amp);")
-# Marks of a quotation, and what docker compose writes before a service's line.
+# Marks of a quotation, and the text of docker compose before a service's line.
 _QUOTED = re.compile(
     rb"^(?:[ \t]*(?:>[ \t]?)+|[ \t]*[\w.-]{0,60}[ \t]*\|[ \t](?=\S)"
     rb"|[\w.-]{1,60}[ \t]*\|[ \t](?=[ \t]+\S))",
@@ -27,11 +27,11 @@ _QUOTED = re.compile(
 )
 # A command that sglang prints as an example, of a model that it does not serve.
 _EXAMPLE = re.compile(rb"`python3 -m sglang\.compile_deep_gemm --model deepseek-ai/[^`\n]{0,99}`")
-# What pages of Markdown make of a word that looks like an address: [a.json](http://a.json/).
+# Markdown's form of a word that looks like an address: [a.json](http://a.json/).
 _LINKED = re.compile(
     rb"\[((?:https?://)?([^\[\]()\s/][^\[\]()\s]{0,400}?)/?)\]\((?:https?://)?\2/?\)"
 )
-# A line that begins so is no continuation of the one before.
+# A line that begins so does not continue the line before.
 BEGINS = re.compile(
     r"\s*(?:\[?\d{4}[-/]\d\d|\(\w+|\[rank|\[TP|INFO\b|WARNING\b|ERROR\b|Traceback|File \")"
 )
@@ -42,7 +42,7 @@ _RANK = re.compile(
 
 
 def blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """Blocks that end where a line does, or at the size of a block."""
+    """Yield blocks that end at the end of a line, or at the size of a block."""
     rest = b""
     while block := stream.read(_BLOCK):
         whole, newline, rest = (rest + block).rpartition(b"\n")
@@ -55,7 +55,9 @@ def blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def lines_of(block: bytes) -> list[bytes]:
-    """The lines of a block, without colours, escapes of HTML, links and marks of quotations."""
+    """Return the lines of a block, without colours, escapes of HTML, links and marks of
+    quotations.
+    """
     if any(escape + b"[" in block for escape in _ESCAPES):
         block = _COLOURS.sub(b"", block)
     if b"&" in block:
@@ -76,5 +78,5 @@ def lines_of(block: bytes) -> list[bytes]:
 
 
 def rank_of(line: str) -> tuple[str, ...]:
-    """The rank that wrote a line, or nothing where the line does not name it."""
+    """Return the rank that wrote a line, or nothing if the line does not name it."""
     return tuple(g for m in _RANK.finditer(line[:200]) for g in m.groups() if g)[:1]

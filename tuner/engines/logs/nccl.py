@@ -1,4 +1,4 @@
-"""Read what NCCL writes of networks with NCCL_DEBUG=INFO.
+"""Read the lines that NCCL writes about networks with NCCL_DEBUG=INFO.
 
 As in these lines of NCCL 2.21:
 
@@ -21,7 +21,7 @@ SOCKET = "Socket"
 
 @dataclass
 class Network:
-    """What a log says about the network between nodes."""
+    """The network between nodes, as a log describes it."""
 
     names: dict[str, str] = field(default_factory=dict)  # network -> FILE:LINE that says so
     devices: dict[str, None] = field(default_factory=dict)  # RDMA devices, in order
@@ -46,5 +46,5 @@ class Network:
 
     @property
     def sockets(self) -> str:
-        """The line in which NCCL takes TCP sockets; empty if it does not."""
+        """Return the line in which NCCL takes TCP sockets; "" if it does not."""
         return self.names.get(SOCKET, "")

@@ -1,4 +1,6 @@
-"""A server, as a log and the command line say it: what commands for it need."""
+"""Describe a server from a log and the command line, for the commands that this program
+suggests.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ ENGINES = {"sglang": "sglang", "vllm": "vLLM"}  # by the name in paths, as texts
 
 
 def unmade(name: str) -> str:
-    """A sentence on a file that vLLM reads and this program does not make; "" for any other."""
+    """Return a sentence on a file that vLLM reads and this program does not make; ""
+    for any other.
+    """
     if not _VLLM_GEMM.fullmatch(name):
         return ""
     return (
@@ -39,7 +43,7 @@ def unmade(name: str) -> str:
 
 @dataclass(frozen=True)
 class Hints:
-    """What the command line says of the server; empty where it does not."""
+    """The facts about the server on the command line; empty if they are not given."""
 
     engine: str = ""  # "sglang" or "sglang==0.4.4"
     device: str = ""
@@ -49,19 +53,20 @@ class Hints:
 
 @dataclass(frozen=True)
 class CompletedHints:
-    """The hints, completed from what was read."""
+    """The hints, completed with the facts of the text."""
 
     hints: Hints
     facts: Facts
 
     @property
     def model(self) -> str:
-        """The name of the model, or its last part where it is a path of another machine."""
+        """Return the model's name, or the last part of its path on another machine."""
         return self.hints.model or self.facts.get("model").rstrip("/")
 
     def target(self) -> str:
-        """The model as commands take it: a preset, or the path on the command line; "" if neither
-        is there, so that its config.json is needed.
+        """Return the model as commands take it: a preset, or the path on the command line.
+
+        Return "" if there is neither, so that its config.json is needed.
         """
         given = self.hints.model
         return given if given and is_path(given) else _preset(self.model)
@@ -72,13 +77,13 @@ class CompletedHints:
 
     @property
     def ep(self) -> int:
-        """The expert-parallel size; 0 where the text does not say it."""
+        """Return the expert-parallel size; 0 if the text does not say it."""
         spread = self.facts.settings.keys() & _SPREAD
         return int(self.facts.get("ep") or 0) or (self.tp if spread else 0)
 
     def shaped(self, name: str) -> tuple[str, dict[str, Any]]:
-        """The type of weights, "" if nothing says it, and the values of families' options by which
-        a model's problems are those of this server's ranks.
+        """Return the type of weights ("" if nothing says it), and the values of families' options
+        for this server's ranks.
         """
         quantised = {"--quantization": said} if (said := self.facts.get("quantization")) else {}
         given = {**quantised, **self.facts.settings}
@@ -98,7 +103,7 @@ class CompletedHints:
         return dtype, asked
 
     def serving(self, name: str, family: Family) -> list[str]:
-        """The options by which a family's problems are those of this server's ranks."""
+        """Return the options by which a family's problems are for this server's ranks."""
         dtype, asked = self.shaped(name)
         words = ["--tp", str(self.tp)] if self.tp else []
         if dtype and family.name in _OF_WEIGHTS:
@@ -109,12 +114,12 @@ class CompletedHints:
         return words
 
     def quantised(self) -> bool:
-        """Whether the text's model is a preset of quantised weights."""
+        """Say whether the text's model is a preset of quantised weights."""
         target = "" if self.hints.model else self.target()
         return bool(target) and find_preset(target).quantization != "none"
 
     def weights(self) -> str:
-        """The type of quantised weights that people's words name alone; "" if they do not."""
+        """Return the only type of quantised weights that people's words name; else ""."""
         said = self.facts.get("weights").lower().replace(" ", "_").partition("_")[0]
         others = self.facts.others.get("weights")
         if others and not others.value.lower().startswith(said):
@@ -122,32 +127,34 @@ class CompletedHints:
         return f"{said}_w8a8" if said in ("fp8", "int8") else ""
 
     def engine_name(self) -> str:
-        """The engine: sglang, vllm, or nothing where neither the hints nor the text tell."""
+        """Return the engine: sglang, vllm, or "" if neither the hints nor the text tell."""
         if self.hints.engine:
             return self.hints.engine.partition("==")[0].strip().lower()
         return self.facts.engine
 
     def version(self, name: str) -> str:
-        """The version of that engine, "" where it is not known."""
+        """Return the version of that engine, "" if it is not known."""
         if self.hints.engine:
             return self.hints.engine.partition("==")[2].strip()
         return self.facts.get("version") if self.facts.engine in ("", name) else ""
 
     def spec(self, name: str) -> str:
-        """The engine as commands name it: sglang==0.5.16, or vllm where no version is known."""
+        """Return the engine as commands name it: sglang==0.5.16, or vllm without a
+        known version.
+        """
         version = self.version(name)
         version = version if self.hints.engine else published(name, version)
         return f"{name}=={version}" if name and version else name
 
     def engine(self, name: str) -> Engine | None:
-        """The engine on this machine, in the log's version; None where it is not here."""
+        """Return the engine on this machine, in the log's version; None if it is not here."""
         try:
             return find_engine(self.spec(name))
         except UnknownEngine:
             return None
 
     def device(self, name: str = "") -> Device | None:
-        """The GPU of the command line, else the one of that name or of the log, if it is known."""
+        """Return the GPU of the command line, else of that name or of the log, if it is known."""
         try:
             return find_device(self.hints.device or name or self.facts.get("device"))
         except UnknownDevice:
@@ -156,23 +163,21 @@ class CompletedHints:
             return None
 
     def unsupported(self, name: str = "") -> str:
-        """A sentence on the GPU of that name or of the text, if no command can be for it; "" if
-        one can.
-        """
+        """Return a sentence on the named or the text's GPU, if no command takes it; else ""."""
         found = None if self.hints.device else other_maker(name or self.facts.get("device"))
         return f"{found[1]}." if found else ""
 
     def too_old(self) -> str:
-        """A sentence on the text's GPU, if it is older than all that can be tuned; "" if not."""
+        """Return a sentence on the text's GPU, if it is too old for tuning; "" if not."""
         shown = "" if self.hints.device else self.facts.get("device")
         return no_figures(shown) if shown and "is too old" in refused(shown) else ""
 
     def options(
         self, name: str, device: Device | None = None, seen: Mapping[str, str] | None = None
     ) -> list[str]:
-        """The options by which a command works for this server, as far as they are known.
+        """Return the options by which a command works for this server, as far as they are known.
 
-        `seen`: settings that messages show, besides those of its command.
+        `seen`: settings that messages show, besides the settings of its command.
         """
         device = device or self.device()
         words = ["--device", card_name(device)] if device else []
@@ -181,7 +186,7 @@ class CompletedHints:
         return [*words, "--server-args", given] if given else words
 
     def missing(self, name: str, device: Device | None = None, *, model: bool = False) -> str:
-        """A sentence on the facts that a command still needs; "" if none is missing."""
+        """Return a sentence on the facts that a command still needs; "" if none is missing."""
         lacks = []
         if not device and (other := self.unsupported()):
             return other
@@ -211,10 +216,10 @@ def _option(option: Option, value: Any) -> list[str]:  # noqa: ANN401  # of the 
 
 
 def _unknown(shown: str, capability: str) -> str:
-    """Why commands cannot take a GPU that the text shows, and what they can take."""
+    """Say why commands cannot take a GPU that the text shows, and which GPU they can take."""
     add = "docs/models.md says how to add a GPU"
     if shown and (reason := refused(shown)):
-        return reason  # it says what to name instead
+        return reason  # it says which name to use instead
     try:
         same = card_to_check(capability)
     except UnknownDevice:
@@ -226,7 +231,7 @@ def _unknown(shown: str, capability: str) -> str:
 
 
 def refused(name: str) -> str:
-    """Why the table of GPUs refuses a card; "" for any other."""
+    """Say why the table of GPUs refuses a card; "" for any other."""
     try:
         find_device(name)
     except UnknownDevice as error:
@@ -235,18 +240,20 @@ def refused(name: str) -> str:
 
 
 def not_tuned_for(name: str) -> str:
-    """Why nothing can be tuned for a card, nor for another one in its place; "" for any other."""
+    """Say why nothing can be tuned for a card or for another card in its place; "" for
+    any other.
+    """
     reason = refused(name)
     return "" if "name the" in reason else reason
 
 
 def is_nameless(name: str) -> bool:
-    """Whether what stands for a GPU is no name: nothing, or an object of Python."""
+    """Say whether the text in a GPU's place is no name: empty, or an object of Python."""
     return name in ("", "None") or bool(re.search(r"[<>]|\(\)", name))
 
 
 def no_figures(name: str) -> str:
-    """A sentence on a GPU that the table of GPUs lacks or refuses; "" for any other."""
+    """Return a sentence on a GPU that the table of GPUs lacks or refuses; "" for any other."""
     if is_nameless(name):
         return "The engine found no name for this card, so no file can match until it does."
     try:
@@ -258,13 +265,13 @@ def no_figures(name: str) -> str:
 
 
 def card_name(device: Device) -> str:
-    """The GPU as commands name it."""
+    """Return the GPU as commands name it."""
     names = (device.name.removeprefix("NVIDIA_"), *device.aliases)
     return min((name for name in names if " " not in name), key=len)
 
 
 def _preset(name: str) -> str:
-    """The preset of a model's name or path of another machine; "" if there is none."""
+    """Return the preset of a model's name or path of another machine; "" if there is none."""
     try:
         return find_preset(name.rpartition("/")[2]).name if name else ""
     except UnknownModel:
@@ -272,7 +279,7 @@ def _preset(name: str) -> str:
 
 
 def check_hints(hints: Hints) -> None:
-    """Raises BadInput for a device or an engine that does not exist."""
+    """Raise BadInput for a device or an engine that does not exist."""
     if hints.device:
         find_device(hints.device)
     name = hints.engine.partition("==")[0].strip().lower()

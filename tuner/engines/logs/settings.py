@@ -1,6 +1,6 @@
-"""The flags and variables by which a server chooses its kernels, in commands and in engines' logs.
+"""Read the flags and variables by which a server chooses its kernels, from commands and logs.
 
-Which names count is what the engines' rules ask for: `tuner/engines/*/dispatch.toml`.
+The names that count are the names that the engines' rules ask for: `tuner/engines/*/dispatch.toml`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tuner.engines.dispatch_table import dispatch_table
 from tuner.files import shipped_toml
 
 _ENGINES = ("sglang", "vllm")
-# What lines that set one of the variables have.
+# Marks of the lines that set one of the variables.
 MARKS = (b"VLLM_", b"SGLANG_", b"SGL_", b"W8A8_FP8_KERNEL")
 # Flags without a value, as the engines name them.
 _SWITCH = re.compile(r"--(?:enable|disable|enforce|use)-")
@@ -37,7 +37,9 @@ _UNSET = {"none", "null", "auto", "false", ""}
 
 
 def of_command(text: str) -> Iterator[tuple[str, str]]:
-    """The flags and variables of a line of a launch command, those without a value as "1"."""
+    """Yield the flags and variables of a line of a launch command; a flag without a
+    value has "1".
+    """
     for flag, value in _FLAG.findall(text):
         if flag in _names() or flag.endswith("backend"):
             if _SWITCH.match(flag):
@@ -50,13 +52,15 @@ def of_command(text: str) -> Iterator[tuple[str, str]]:
 
 
 def waiting_flag(text: str) -> str:
-    """The flag that is alone in a line, so that the next one has its value; "" if there is none."""
+    """Return the flag that is alone in a line, so that the next line has its value; ""
+    if none is.
+    """
     flag = text.strip(" \t\"',[]\\").removeprefix("- ").strip(" \"'")
     return flag if flag in _names() and flag[0] == "-" and not _SWITCH.match(flag) else ""
 
 
 def of_lines(text: str) -> Iterator[tuple[str, str]]:
-    """The variables that lines set outside of a command."""
+    """Yield the variables that lines set outside of a command."""
     for line in text.split("\n"):
         for match in _VARIABLE.finditer(line) if _SEVERAL.match(line) else [_SET.match(line)]:
             yield from _if_known(match) if match else ()
@@ -70,13 +74,15 @@ def _if_known(match: re.Match[str]) -> Iterator[tuple[str, str]]:
 
 
 def of_log(text: str) -> Iterator[tuple[str, str]]:
-    """The flags in the arguments that an engine logs at start: ServerArgs(...), args: {...}."""
+    """Yield the flags in the arguments that an engine logs at start: ServerArgs(...),
+    args: {...}.
+    """
     for name, single, double, bare in _FIELD.findall(text):
         yield from of_fields({name: single or double or bare})
 
 
 def of_fields(values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The flags of an engine's fields: {"tp_size": "8"}; one that is not set is left out."""
+    """Yield the flags of an engine's fields: {"tp_size": "8"}; unset fields are left out."""
     fields = _fields()
     for name, value in values.items():
         if name in fields and value.lower() not in _UNSET:
@@ -84,7 +90,7 @@ def of_fields(values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def as_words(settings: Mapping[str, str], engine: str) -> str:
-    """The settings that the engine's rules ask for, as one text for --server-args; "" for none.
+    """Write the settings that the engine's rules ask for as a text for --server-args; "" for none.
 
     A value that is the engine's default is left out.
     """
@@ -101,7 +107,7 @@ def as_words(settings: Mapping[str, str], engine: str) -> str:
 
 
 def words_of(name: str, value: str) -> list[str]:
-    """A flag or a variable as the words of a command."""
+    """Write a flag or a variable as the words of a command."""
     if not name.startswith("--"):
         return [f"{name}={value}"]
     return [name] if _SWITCH.match(name) else [name, value]
@@ -109,7 +115,7 @@ def words_of(name: str, value: str) -> list[str]:
 
 @cache
 def _names() -> frozenset[str]:
-    """The flags and variables that some engine's rules ask for, and those that shape problems."""
+    """Return the flags and variables that some engine's rules ask for, or that shape problems."""
     names = {*shipped_toml(__package__, "facts.toml")["settings"]["shaping"]}
     for engine in _ENGINES:
         if table := dispatch_table(engine):
@@ -125,7 +131,7 @@ def _names() -> frozenset[str]:
 
 @cache
 def _fields() -> Mapping[str, str]:
-    """The flag of each field that an engine logs."""
+    """Return the flag of each field that an engine logs."""
     named: Mapping[str, str] = shipped_toml(__package__, "facts.toml")["settings"]["fields"]
     flags = (name for name in _names() if name.startswith("--"))
     return {**{flag.lstrip("-").replace("-", "_"): flag for flag in flags}, **named}

@@ -1,4 +1,4 @@
-"""Read what people's own words say of a server: its engine, its model, its GPU."""
+"""Read a server's engine, model and GPU from people's own words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IN_WORDS = 1 << 18  # bytes: people's words are short, and logs are long
 
 @dataclass(frozen=True)
 class Fact:
-    """Hold a value, and the place where it was read, FILE:LINE."""
+    """A value, and the place where it was read, FILE:LINE."""
 
     value: str
     where: str
@@ -25,9 +25,9 @@ class Fact:
 
 @dataclass
 class Words:
-    """Collect what people name in the first lines of a text."""
+    """The names of engines, models and GPUs in the first lines of a text."""
 
-    cards: Cards = field(default_factory=Cards)  # those of names of files, too
+    cards: Cards = field(default_factory=Cards)  # also cards in names of files
     _engines: set[str] = field(default_factory=set)
     _models: dict[str, Fact] = field(default_factory=dict)  # by their keys
     _read: int = 0  # bytes
@@ -47,12 +47,12 @@ class Words:
 
     @property
     def engine(self) -> str:
-        """Return the engine that words name alone; "" if they name none or both."""
+        """Return the only engine that words name; "" if they name none or both."""
         return next(iter(self._engines)) if len(self._engines) == 1 else ""
 
     @property
     def model(self) -> Fact | None:
-        """Return the model that words name alone.
+        """Return the only model that words name.
 
         A name that begins another is the same model's: Qwen3-30B-A3B beside Qwen3-30B-A3B-FP8.
         """
@@ -63,7 +63,7 @@ class Words:
 
 @cache
 def _known_models() -> re.Pattern[str]:
-    """The names of known models in people's words, with what stands behind: -FP8, -Instruct."""
+    """Return the pattern of known models in people's words, with suffixes: -FP8, -Instruct."""
     names = {name for model in presets() for name in (model.name, *model.aliases)}
     words = [
         r"[\s_-]?".join(map(re.escape, name.split("-")))

@@ -1,4 +1,4 @@
-"""The batches that a server really runs, as its log or a benchmark tells them.
+"""Read the batches that a server really runs from its log or from a benchmark.
 
 Weights add up to 1 in each phase: prefill and decode are tuned apart, so their shares of each
 other's time do not matter.
@@ -52,12 +52,12 @@ class WeightedBatch:
 
     @property
     def tokens(self) -> int:
-        """Tokens in a step, which is what layers without attention see."""
+        """Return the tokens in a step, which layers without attention see."""
         return self.sequences * self.new_tokens
 
 
 def batches_of_log(lines: Iterable[str]) -> list[WeightedBatch]:
-    """The batches in a log of sglang or vLLM; empty where the lines name none."""
+    """Return the batches in a log of sglang or vLLM; none if the lines name none."""
     found: list[WeightedBatch] = []
     cache_tokens = 0
     fastest: dict[int, float] = {}  # the most tokens/s of sglang's decode, by running requests
@@ -85,7 +85,7 @@ def batches_of_log(lines: Iterable[str]) -> list[WeightedBatch]:
 
 
 def _step_times(fastest: Mapping[int, float]) -> dict[int, float]:
-    """The seconds of a step by running requests, from the most tokens/s at each.
+    """Return the seconds of a step by running requests, from the most tokens/s at each.
 
     A line's own speed does not tell them: it is over the time since the line before, in which the
     server may have been idle. A step with fewer requests takes no longer, and a step with more
@@ -101,7 +101,7 @@ def _step_times(fastest: Mapping[int, float]) -> dict[int, float]:
 
 
 def batches_of_load(concurrency: int, input_tokens: int, output_tokens: int) -> list[WeightedBatch]:
-    """The batches of a benchmark with so many requests in flight, of mean lengths.
+    """Return the batches of a benchmark with so many requests in flight, of mean lengths.
 
     A sequence's cache holds its prompt and on average half of its answer.
     """
@@ -113,7 +113,7 @@ def batches_of_load(concurrency: int, input_tokens: int, output_tokens: int) -> 
 
 
 def sizes(batches: Sequence[WeightedBatch], ladder: Sequence[int]) -> list[int]:
-    """The sizes of a ladder that engines would pick for the batches, without rare ones."""
+    """Return the sizes of a ladder that engines would pick for the batches, without rare sizes."""
     weights: dict[int, dict[Phase, float]] = {}
     for batch in batches:
         nearest = min(ladder, key=lambda size: (abs(size - batch.tokens), size))
@@ -123,7 +123,7 @@ def sizes(batches: Sequence[WeightedBatch], ladder: Sequence[int]) -> list[int]:
 
 
 def points(batches: Sequence[WeightedBatch]) -> list[WeightedBatch]:
-    """At most `MOST_POINTS` batches of each phase with known lengths, by powers of two.
+    """Return at most `MOST_POINTS` batches of each phase with known lengths, by powers of two.
 
     Weights are rounded, so that the same traffic gives the same points.
     """
@@ -148,7 +148,7 @@ def points(batches: Sequence[WeightedBatch]) -> list[WeightedBatch]:
 
 
 def merged(batches: Iterable[WeightedBatch]) -> list[WeightedBatch]:
-    """The batches with weights that add up to 1 in each phase; each source counts alike."""
+    """Scale the weights so that they add up to 1 in each phase; each source counts alike."""
     known = list(batches)
     totals: dict[Phase, float] = {}
     for batch in known:
@@ -157,7 +157,7 @@ def merged(batches: Iterable[WeightedBatch]) -> list[WeightedBatch]:
 
 
 def _power(value: int) -> int:
-    """The nearest power of two, 0 for 0; of two equally near ones the smaller."""
+    """Return the nearest power of two, 0 for 0; of two equally near the smaller."""
     if value < 1:
         return 0
     below = 1 << (value.bit_length() - 1)

@@ -1,4 +1,4 @@
-"""Kernels of sgl-kernel that are compiled ahead: which cards have them, and which tiles fit.
+"""Describe kernels of sgl-kernel that are compiled ahead: which cards have them, which tiles fit.
 
 They read no file, so nothing can be tuned. A server finds out at its first batch of a size whose
 tile is too large. compiled_kernels.toml has the tiles and their source.
@@ -30,7 +30,7 @@ class Tile:
 
     @property
     def shared_bytes(self) -> int | None:
-        """The shared memory of one block; None where the kernel takes what fits."""
+        """Return the shared memory of a block; None if the kernel takes as many stages as fit."""
         m, n, k = self.tile
         return self.stages * (m + n) * k * self.element_bytes if self.stages else None
 
@@ -50,7 +50,7 @@ class CompiledKernel:
     tables: Mapping[str, Sequence[Tile]]
 
     def tiles(self, version: str, device: Device) -> Sequence[Tile]:
-        """The tiles of a card in a version of sglang; empty where the card has no kernel."""
+        """Return the tiles of a card in a version of sglang; none if the card has no kernel."""
         newest = version_order(version)
         known = [
             card
@@ -63,12 +63,12 @@ class CompiledKernel:
         return self.tables[last["table"]]
 
     def tile(self, version: str, device: Device, m: int, n: int) -> Tile | None:
-        """The tile for C of m rows and n columns; None where the card has no kernel."""
+        """Return the tile for C of m rows and n columns; None if the card has no kernel."""
         rows = (row for row in self.tiles(version, device) if m <= row.m_to and n <= row.n_to)
         return next(rows, None)
 
     def sizes_too_large(self, version: str, device: Device, n: int) -> list[tuple[int, int, Tile]]:
-        """(first m, last m, tile) for which the tile does not fit, at n columns of C."""
+        """List (first m, last m, tile) for which the tile does not fit, at n columns of C."""
         found: list[tuple[int, int, Tile]] = []
         first = 1
         for last in sorted({row.m_to for row in self.tiles(version, device)} - {math.inf}):
@@ -81,12 +81,12 @@ class CompiledKernel:
 
 
 def compiled_kernel(name: str) -> CompiledKernel:
-    """The kernel of that name in compiled_kernels.toml."""
+    """Return the kernel of that name in compiled_kernels.toml."""
     return _kernels()[name]
 
 
 def refusals(name: str, version: str, problem: Problem, device: Device) -> list[str]:
-    """Why a kernel cannot run a dense GEMM (N, K) on a device, in sentences; empty if it can."""
+    """Say in sentences why a kernel cannot run a dense GEMM (N, K) on a device; none if it can."""
     kernel = compiled_kernel(name)
     if not kernel.tiles(version, device):
         return [

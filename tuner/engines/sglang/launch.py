@@ -1,4 +1,4 @@
-"""What the flags of sglang's server say of the kernels that it runs.
+"""Read the flags of sglang's server that change its kernels.
 
 Source: `ServerArgs` in srt/server_args.py and srt/arg_groups of releases 0.4.4 to 0.5.23.
 """
@@ -64,7 +64,7 @@ def unknown_flags(engine: SGLang, words: Sequence[str]) -> list[str]:
 
 
 def _known_flags(engine: SGLang) -> set[str]:
-    """The flags in the engine's source: as text, and as fields that become flags."""
+    """Return the flags in the engine's source: as text, and as fields that become flags."""
     srt = engine.root / "srt"
     files = [srt / "server_args.py", *sorted((srt / "arg_groups").rglob("*.py"))]
     texts = [path.read_text(encoding="utf-8") for path in files if path.is_file()]

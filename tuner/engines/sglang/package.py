@@ -1,20 +1,20 @@
-"""One copy of sglang on disk: what all families of kernels have in common."""
+"""Open a copy of sglang on disk, for all families of kernels."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-# The version to use if several are added and none is installed: `make install` adds it, and
-# it was measured. The newest version would depend on what the tests have unpacked.
+# The version to use if several are added and none is installed: `make install` adds it, and it was
+# measured. The newest version would depend on the tests' unpacked versions.
 DEFAULT_VERSION = "0.5.16"
-# The files that name the classes of models, and how they name one.
+# The files that name the classes of models, and the pattern of such a name.
 MODELS = ("srt/models/**/*.py", r"(?m)^EntryClass\s*=\s*(?:\[[^\]]*?)?\b{}\b")
 
 
 @dataclass(frozen=True)
 class SGLang:
-    """One copy of sglang on disk; see `Engine` for the interface."""
+    """A copy of sglang on disk; see `Engine` for the interface."""
 
     version: str
     root: Path

@@ -1,4 +1,4 @@
-"""What the flags of vLLM's server say of the kernels that it runs."""
+"""Read the flags of vLLM's server that change its kernels."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def read_flags(flags: Mapping[str, str]) -> ServingFlags:
 
 
 def experts_flags(ep: int) -> dict[str, str]:
-    """See `tuner.engines.settings.with_experts`: vLLM divides them among all ranks."""
+    """See `tuner.engines.settings.with_experts`: vLLM divides experts among all ranks."""
     return {"--enable-expert-parallel": "1"}
 
 
 def unknown_flags(engine: Engine, words: Sequence[str]) -> list[str]:
-    """None: the flags of vLLM's releases were not read."""
+    """Return nothing: the flags of vLLM's releases were not read."""
     return []

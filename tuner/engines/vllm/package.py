@@ -1,4 +1,4 @@
-"""One copy of vLLM on disk: what all families of kernels have in common."""
+"""Open a copy of vLLM on disk, for all families of kernels."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 
 # The version to use if several are unpacked and none is installed. The newest version would depend
-# on what the tests have unpacked.
+# on the tests' unpacked versions.
 DEFAULT_VERSION = "0.33.0"
-# The files that name the classes of models, and how they name one. Those that a release no longer
-# has are named with a release in place of a module.
+# The files that name the classes of models, and the pattern of such a name. Classes that a release
+# no longer has are named with a release in place of a module.
 MODELS = ("model_executor/models/registry.py", r'"{}":\s*\(')
 # Cards that some releases name by their number on the bus, and not as torch does:
 # _ROCM_DEVICE_ID_NAME_MAP of platforms/rocm.py.
@@ -23,7 +23,7 @@ _CARDS = {
 
 @dataclass(frozen=True)
 class VLLM:
-    """One copy of vLLM on disk; see `Engine` for the interface."""
+    """A copy of vLLM on disk; see `Engine` for the interface."""
 
     version: str
     root: Path
@@ -31,7 +31,7 @@ class VLLM:
     name = "vllm"
 
     def loads_plugins(self) -> bool:
-        return True  # those of the entry point group vllm.general_plugins
+        return True  # plugins of the entry point group vllm.general_plugins
 
     def card_name(self, name: str) -> str:
         own = _CARDS.get(name, name)

@@ -1,10 +1,10 @@
-"""Attention's batches on the GPU: the inputs of each point's launches, cached between candidates.
+"""Make attention's batches on the GPU: each point's launch inputs, cached between candidates.
 
-A kernel is checked twice: on every sequence of its phase's ragged edge cases, and on the last
-rows of the point's first sequence, which attend to the most keys.
+A kernel is checked twice: on every sequence of its phase's ragged edge cases, and on the last rows
+of the point's first sequence, which attend to the most keys.
 
-Triton's extend kernel reads new keys and values from tensors of their own. An engine writes them
-into its cache first, whatever kernel follows, and the libraries' kernels read all of them there.
+Triton's extend kernel reads new keys and values from separate tensors. An engine writes them into
+its cache first, whatever kernel follows, and the libraries' kernels read all of them there.
 """
 
 from __future__ import annotations
@@ -38,24 +38,28 @@ class AttentionBatch:
     """The inputs of a point's launches, in order. Tensors are on the GPU."""
 
     point: Point
-    inputs: Sequence[Inputs]  # several if the cache of one would stay in L2
+    inputs: Sequence[Inputs]  # several if a single cache would stay in L2
     cores: int  # the device's multiprocessors
     cold: ColdCache | None = None  # None: nothing is read from a cache of keys and values
 
     def before(self, part: Part) -> Callable[[], object] | None:
-        """What a part's launches find: the cache of keys and values in memory, and not in L2.
+        """Return what a part's launch needs before it: the cache of keys and values pushed out of
+        L2.
 
-        The second kernel of decode reads what the first one has just written.
+        The second kernel of decode needs nothing, because it reads results that the first kernel
+        has just written.
         """
         return self.cold.push_out if self.cold and part is not AttentionPart.REDUCE else None
 
     def arguments(self, kernel: BoundKernel, config: Config) -> list[list[Any]]:
-        """The kernel's arguments for each launch of a graph, with a configuration's splits."""
+        """Return the kernel's arguments for each launch of a graph, with a configuration's
+        splits.
+        """
         some = [launch_values(kernel.binding, self.tensors(at, config)) for at in self.inputs]
         return [some[i % len(some)] for i in range(LAUNCHES)]
 
     def tensors(self, inputs: Inputs, config: Config) -> Mapping[str, Tensor]:
-        """The inputs' tensors, with the splits of a configuration that chooses them."""
+        """Return the inputs' tensors, with the splits of a configuration that chooses them."""
         if KV_SPLITS not in config:  # the problem fixes them
             return inputs.tensors
         parts = parts_of(inputs.problem, config, inputs.lengths, self.cores)
@@ -63,25 +67,29 @@ class AttentionBatch:
 
     @cached_property
     def nbytes(self) -> int:
-        """The GPU memory that the batch occupies."""
+        """Return the GPU memory that the batch occupies."""
         tensors = (t for inputs in self.inputs for t in inputs.tensors.values())
         return sum(
             {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
         )
 
     def calls(self, library: Library) -> list[Call]:
-        """A library's calls for each launch of a graph. They alone keep what is copied for them."""
+        """Return a library's calls for each launch of a graph. Only the calls keep the copies made
+        for them.
+        """
         some = library([operands_of(inputs) for inputs in self.inputs])
         return [some[i % len(some)] for i in range(LAUNCHES)]
 
     @cached_property
     def expected(self) -> Reference:
-        """The first sequence's last rows, (rows, q_heads, Lv)."""
+        """Return the first sequence's last rows, (rows, q_heads, Lv)."""
         return Reference(reference(self.inputs[0], 0, slice(-CHECKED_ROWS, None)))
 
 
 class AttentionBatches:
-    """The batches of one problem. If they need too much memory, the least recently used go."""
+    """The batches of a problem. If they need too much memory, the least recently used are
+    dropped.
+    """
 
     def __init__(
         self,
@@ -92,7 +100,9 @@ class AttentionBatches:
         cores: int,
         l2_bytes: int,
     ) -> None:
-        """`room`: the most splits of a sequence, over all configurations. `cores`: the device's
+        """Hold no batch yet.
+
+        `room`: the most splits of a sequence, over all configurations. `cores`: the device's
         multiprocessors.
         """
         self._kernels, self._problem, self._room = kernels, problem, room
@@ -102,7 +112,7 @@ class AttentionBatches:
         self._byte_limit = min(KEPT_BYTES, total // 2)
 
     def at(self, point: Point) -> AttentionBatch:
-        """A point's batch, which both kernels of decode share."""
+        """Return a point's batch, which both kernels of decode share."""
         key = point.batch_size, point.new_tokens, point.cached_tokens
         if key not in self._kept:
             self._kept[key] = self._make(point)
@@ -113,12 +123,12 @@ class AttentionBatches:
 
     @cached_property
     def edges(self) -> AttentionBatch:
-        """The edge cases of the phase."""
+        """Return the edge cases of the phase."""
         return self._of_lengths(EDGES[self._problem.phase])
 
     @cached_property
     def library_edges(self) -> AttentionBatch:
-        """The edge cases that servers have: sequences with something to do."""
+        """Return the edge cases that servers have: sequences with something to do."""
         edges, decode = EDGES[self._problem.phase], self._problem.phase is AttentionPhase.DECODE
         pairs = zip(edges.new, edges.cached, strict=True)
         kept = [(new, cached) for new, cached in pairs if new and (cached or not decode)]
@@ -127,7 +137,9 @@ class AttentionBatches:
 
     @cached_property
     def library_edges_uncached(self) -> AttentionBatch:
-        """The same of extend with nothing cached: some libraries take no cached prefix."""
+        """Return these cases of extend with nothing cached: some libraries take no cached
+        prefix.
+        """
         new = self.library_edges.inputs[0].lengths.new
         return self._of_lengths(Lengths(new, (0,) * len(new)))
 
@@ -138,12 +150,12 @@ class AttentionBatches:
 
     @cached_property
     def edges_expected(self) -> dict[int, Reference]:
-        """By sequence, (new tokens, q_heads, Lv)."""
+        """Return the expected output by sequence, (new tokens, q_heads, Lv)."""
         inputs = self.edges.inputs[0]
         return {i: Reference(reference(inputs, i)) for i in compared(inputs)}
 
     def needed_bytes(self, points: Sequence[Point]) -> int:
-        """Bytes of device memory for the largest point, including its reference."""
+        """Return the bytes of device memory for the largest point, including its reference."""
         problem = self._problem
 
         def of(point: Point) -> int:
@@ -183,10 +195,10 @@ def check(
     batch: AttentionBatch,
     config: Config,
 ) -> float:
-    """The worst error of a phase's kernels, on outputs that were filled with NaN.
+    """Return the worst error of a phase's kernels, on outputs that were filled with NaN.
 
-    `kernels` has two for each part: one bound to the edge cases, one bound to the batch. `config`
-    says the splits, where it chooses them.
+    `kernels` has two for each part: bound to the edge cases, and bound to the batch. `config` has
+    the splits, if it chooses them.
     """
     edges = batches.edges
     _run(edges, [pair[0] for pair in kernels.values()], config)
@@ -200,7 +212,7 @@ def check(
 
 
 def check_library(library: Library, batches: AttentionBatches, batch: AttentionBatch) -> float:
-    """The worst error of a library's output for the edge cases and for the batch."""
+    """Return the worst error of a library's output for the edge cases and for the batch."""
     cached = batch.point.cached_tokens > 0
     edges = batches.library_edges if cached else batches.library_edges_uncached
     errors = []
@@ -213,7 +225,7 @@ def check_library(library: Library, batches: AttentionBatches, batch: AttentionB
 
 
 def _called(library: Library, batch: AttentionBatch) -> Inputs:
-    """The batch's first inputs, with what a library answers as their output."""
+    """Return the batch's first inputs, with a library's answer as their output."""
     inputs = batch.inputs[0]
     inputs.output.fill_(float("nan"))
     (call,) = library([operands_of(inputs)])
@@ -230,7 +242,7 @@ def _run(batch: AttentionBatch, kernels: Sequence[BoundKernel], config: Config) 
 
 
 def operands_of(inputs: Inputs) -> Operands:
-    """Raises Unsupported for phases that have no cache."""
+    """Return the operands for a library. Raises Unsupported for phases without a cache."""
     problem, tensors, lengths = inputs.problem, inputs.tensors, inputs.lengths
     need(problem.phase is not AttentionPhase.PREFILL, "libraries are measured with a cache alone")
     extend = problem.phase is AttentionPhase.EXTEND
@@ -257,7 +269,9 @@ def operands_of(inputs: Inputs) -> Operands:
 
 
 def _with_new(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys, values and slots where the new tokens lie in the cache, behind the cached ones."""
+    """Return keys, values and slots of a cache in which the new tokens lie behind the cached
+    tokens.
+    """
     tensors, lengths = inputs.tensors, inputs.lengths
     k = torch.cat([tensors["k_buffer"], tensors["k_extend"]])
     if inputs.problem.shares_kv:

@@ -1,8 +1,8 @@
-"""Buckets of attention's points: the points that a running engine cannot tell apart.
+"""Group attention's points into buckets: points that a running engine cannot tell apart.
 
-When an engine launches a kernel, it knows the number of sequences and the most new tokens of one,
-but not how many tokens each has cached; inside a CUDA graph it cannot know. So points that differ
-only in their cached tokens share one configuration.
+When an engine launches a kernel, it knows the number of sequences and the most new tokens of a
+sequence, but not how many tokens each has cached; inside a CUDA graph it cannot know. So points
+that differ only in their cached tokens share a configuration.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tuner.tuning.tune import Strategy
 
 @dataclass(frozen=True)
 class Bucket:
-    """Points of one kernel that share a configuration, with their weights."""
+    """Points of a kernel that share a configuration, with their weights."""
 
     points: tuple[Point, ...]
     weights: tuple[float, ...]
 
     @property
     def representative(self) -> Point:
-        """The point that stands for all of the bucket."""
+        """Return the point that stands for all points of the bucket."""
         return self.points[0]
 
     @property
@@ -34,7 +34,7 @@ class Bucket:
         return self.representative.part
 
     def cost(self, times_us: Sequence[float], default_us: Sequence[float | None]) -> float:
-        """The weighted mean over the points of a time divided by the engine's default time.
+        """Return the weighted mean over the points of a time divided by the engine's default time.
 
         If a default time is missing (None), no time is divided and the cost is in microseconds,
         because ratios and microseconds cannot be added.
@@ -46,7 +46,7 @@ class Bucket:
 
 
 def buckets_of(problem: Attention, points: Iterable[WorkPoint]) -> list[Bucket]:
-    """The buckets of every part of the problem, in order of part and size."""
+    """Return the buckets of every part of the problem, in order of part and size."""
     found: dict[tuple[AttentionPart, int, int], dict[Point, float]] = {}
     for work in points:
         for part in problem.parts:
@@ -62,7 +62,8 @@ def buckets_of(problem: Attention, points: Iterable[WorkPoint]) -> list[Bucket]:
 
 
 class BucketedStrategy:
-    """Makes a strategy over points from one over buckets: each proposal is tried at all points.
+    """Makes a strategy over points from a strategy over buckets: each proposal is tried at all
+    points.
 
     The inner strategy proposes for a bucket's `representative`. It is told the bucket's cost once
     the engine's default constants have a result at each point.
@@ -77,7 +78,7 @@ class BucketedStrategy:
         self._waiting: dict[Bucket, list[Config]] = {}  # complete, but a default time is missing
 
     def ask(self) -> list[Candidate]:
-        """The inner strategy's proposals as candidates for every point of their buckets."""
+        """Return the inner strategy's proposals as candidates for every point of their buckets."""
         return [
             Candidate(point, proposal.config)
             for proposal in self._inner.ask()
@@ -105,8 +106,8 @@ class BucketedStrategy:
         return known if len(known) == len(found) else None
 
     def _default_us(self, bucket: Bucket) -> list[float | None] | None:
-        """Microseconds of the engine's default constants at each point, None where they do not
-        run. The whole is None while a result is missing.
+        """Return the microseconds of the engine's default constants at each point, None if they do
+        not run there. Return None for the whole while a result is missing.
         """
         found = [self._results.get(Candidate(p, self._defaults[p])) for p in bucket.points]
         known = [measurement for measurement in found if measurement is not None]

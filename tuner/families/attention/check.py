@@ -34,7 +34,7 @@ from tuner.render import folded, table
 
 @dataclass(frozen=True)
 class CheckedKernel(CheckedEntry):
-    """One kernel as the engine would launch it, compiled for a device."""
+    """A kernel as the engine would launch it, compiled for a device."""
 
     kernel: str = ""
     fits_with: Config | None = None  # if it does not fit: the engine's constants made smaller
@@ -45,7 +45,7 @@ class AttentionCheck(Check[CheckedKernel]):
     """The results for every attention kernel of a model."""
 
     engine: str = ""  # e.g. "sglang 0.5.16"
-    remedy: Remedy | None = None  # what helps, where an extend launch does not fit
+    remedy: Remedy | None = None  # if an extend launch does not fit
 
     columns = ("kernel", "constants", "shared")
 
@@ -89,11 +89,11 @@ class AttentionCheck(Check[CheckedKernel]):
 
 
 def remedy_lines(remedy: Remedy, engine: str) -> list[str]:
-    """What an operator can do, one step a line."""
+    """Return the steps that an operator can take, a line for each."""
     first, last = remedy.lines
     lines = [f"the constants stand in {remedy.file}, lines {first} to {last}"]
     if remedy.fits_since:
-        lines.append(f"sglang {remedy.fits_since} and later choose smaller ones: upgrade, or")
+        lines.append(f"sglang {remedy.fits_since} and later choose smaller constants: upgrade, or")
     if remedy.flags:
         lines.append(f"start the server with {' or '.join(remedy.flags)}: another kernel, or")
     if remedy.patched:
@@ -104,7 +104,7 @@ def remedy_lines(remedy: Remedy, engine: str) -> list[str]:
 def check_problems(problems: Sequence[Attention], device: Device, engine: Engine) -> AttentionCheck:
     """Compile the kernels that the engine would launch for the problems on the device.
 
-    Compiled kernels do not depend on the batch, so one point of each part is enough. Raises
+    Compiled kernels do not depend on the batch, so a single point of each part is enough. Raises
     UnsupportedKernel if the engine has no kernel for a problem.
     """
     attention = attention_engine(engine)
@@ -130,7 +130,9 @@ def _group(
     device: Device,
     candidates: Sequence[Candidate] = (),
 ) -> CheckGroup[Attention]:
-    """The problem's launches, with the engine's default constants unless candidates are given."""
+    """Group the problem's launches, with the engine's default constants unless candidates are
+    given.
+    """
     target = device.target
     points = [_point(problem, part) for part in problem.parts]
     asked = candidates or [
@@ -147,7 +149,9 @@ def _large(entry: CheckedEntry) -> bool:
 def _remedy(
     farm: Farm, attention: AttentionEngine, device: Device, too_large: Sequence[Attention]
 ) -> Remedy | None:
-    """What helps for the problems whose launch does not fit. With its patch, all of them fit."""
+    """Return the remedy for problems whose launch does not fit. If it has a patch, all of them fit
+    with it.
+    """
     problems = [problem for problem in too_large if problem.phase is AttentionPhase.EXTEND]
     remedy = attention.remedy(device) if problems else None
     if remedy is None or _fit_patched(farm, attention, device, remedy, problems):
@@ -158,7 +162,7 @@ def _remedy(
 def fit_patched(
     engine: Engine, device: Device, remedy: Remedy, problems: Sequence[Attention]
 ) -> bool:
-    """Whether the engine's extend launches for the problems fit with the remedy's patch."""
+    """Say whether the engine's extend launches for the problems fit with the remedy's patch."""
     with Farm() as farm:
         return _fit_patched(farm, attention_engine(engine), device, remedy, problems)
 
@@ -188,7 +192,7 @@ def _checked(
     default: Candidate | None,
     entry: CheckedEntry,
 ) -> CheckedKernel:
-    assert default is not None  # `_group` gives each entry one
+    assert default is not None  # `_group` gives each entry a candidate
     smaller = None
     if _large(entry):
         less = [Candidate(default.point, config) for config in smaller_configs(default.config)]
@@ -220,6 +224,6 @@ def _why(checked: CheckedKernel) -> str:
 
 
 def _text(config: Config, beside: Config | None = None) -> str:
-    """The constants in words; with `beside`, only the ones that differ from it."""
+    """Return the constants in words; with `beside`, only the constants that differ from it."""
     shown = [item for item in config.items() if not beside or item not in beside.items()]
     return ", ".join(f"{name} {value}" for name, value in shown)

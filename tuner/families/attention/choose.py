@@ -1,4 +1,4 @@
-"""Choose every point's entry from attention's trials: one configuration per bucket.
+"""Choose every point's entry from attention's trials: a configuration for each bucket.
 
 A configuration replaces the engine's default only if it is faster over the whole bucket by more
 than the noise, and at no point slower by more than the noise.
@@ -20,15 +20,17 @@ FINALISTS = 4  # per bucket, besides the engine's default constants
 
 @dataclass(frozen=True)
 class AttentionChooser:
-    """`choose` and `finalists` for one run."""
+    """`choose` and `finalists` for a run."""
 
     buckets: Sequence[Bucket]
     defaults: Mapping[Point, Config]  # the engine's constants
     noise: float  # relative; a smaller gain does not count
-    previous: Mapping[Point, Config] | None = None  # what the store had when the run began
+    previous: Mapping[Point, Config] | None = None  # the stored choices when the run began
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
-        """One entry per point. Raises NothingFits if nothing runs at all points of a bucket."""
+        """Return an entry for each point. Raises NothingFits if nothing runs at all points of a
+        bucket.
+        """
         by_candidate = {trial.candidate: trial for trial in trials}
         return [
             entry
@@ -37,7 +39,9 @@ class AttentionChooser:
         ]
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
-        """Each bucket's default configurations, the stored, the chosen and the next best ones."""
+        """Return the trials of each bucket's default, stored, chosen and next best
+        configurations.
+        """
         by_candidate = {trial.candidate: trial for trial in trials}
         chosen = {entry.point: entry.config for entry in entries}
         found = []
@@ -83,8 +87,8 @@ class AttentionChooser:
     def _stored(
         self, field: _BucketTrials, ranked: Sequence[tuple[float, Config]]
     ) -> tuple[float, Config] | None:
-        """What the store had for a bucket, unless another one is faster by more than the noise or
-        the engine's own is faster at all.
+        """Return the stored configuration of a bucket, unless another is faster by more than the
+        noise or the engine's own is faster at all.
         """
         others = set(self._stored_at(field.bucket)).difference(field.default_configs)
         found = [(cost, config) for cost, config in ranked if config in others]
@@ -93,14 +97,14 @@ class AttentionChooser:
         return found[0] if stays and (own is None or found[0][0] <= 1) else None
 
     def _stored_at(self, bucket: Bucket) -> list[Config]:
-        """The stored configuration of a bucket, if all its points have the same."""
+        """Return the stored configuration of a bucket, if all its points have the same."""
         here = {(self.previous or {}).get(point) for point in bucket.points}
         return [config for config in here if config is not None] if len(here) == 1 else []
 
 
 @dataclass(frozen=True)
 class _BucketTrials:
-    """One bucket's trials."""
+    """A bucket's trials."""
 
     bucket: Bucket
     trials: Mapping[Candidate, Trial]
@@ -108,15 +112,17 @@ class _BucketTrials:
 
     @property
     def default_configs(self) -> list[Config]:
-        """The engine's configurations; several if the engine distinguishes the points."""
+        """Return the engine's configurations; several if the engine distinguishes the points."""
         return list(dict.fromkeys(self.defaults[point] for point in self.bucket.points))
 
     def times(self, config: Config) -> list[float] | None:
-        """Microseconds at each point, or None if a point has no time."""
+        """Return the microseconds at each point, or None if a point has no time."""
         return self._times(Candidate(point, config) for point in self.bucket.points)
 
     def default_times(self) -> list[float] | None:
-        """Microseconds of the default constants at each point, or None if a point has no time."""
+        """Return the microseconds of the default constants at each point, or None if a point has no
+        time.
+        """
         return self._times(Candidate(p, self.defaults[p]) for p in self.bucket.points)
 
     def _times(self, candidates: Iterable[Candidate]) -> list[float] | None:
@@ -126,7 +132,7 @@ class _BucketTrials:
         return known if len(known) == len(found) else None
 
     def ranked(self, slack: float = float("inf")) -> list[tuple[float, Config]]:
-        """(cost, config) in order of cost, without configurations that are slower than the
+        """Return (cost, config) in order of cost, without configurations that are slower than the
         default at any point by more than `slack`.
         """
         known = self.default_times()

@@ -1,4 +1,4 @@
-"""What an engine whose attention can be tuned has to give, and what it inherits."""
+"""Define the interface of engines whose attention can be tuned."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tuner.problems.points import Config, Point
 
 @dataclass(frozen=True)
 class Remedy:
-    """What an operator can do where an engine's own extend launch does not fit a GPU."""
+    """The steps that help an operator if an engine's own extend launch does not fit a GPU."""
 
     root: Path  # the folder that holds the engine's package: where `patch -p1` is run
     file: Path
     lines: tuple[int, int]  # the first and last line that choose the constants, from 1
-    fits_since: str  # the first release of those read whose constants fit; "" where none is known
-    flags: tuple[str, ...]  # of the server: with one of them another kernel runs
+    fits_since: str  # the first known release whose constants fit; "": unknown
+    flags: tuple[str, ...]  # of the server: with any of them another kernel runs
     notes: tuple[str, ...]  # sentences
-    patched: str  # the file's text with constants that fit; "" where its layout is not known
+    patched: str  # the file's text with constants that fit; "": its layout is unknown
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -42,7 +42,7 @@ class Remedy:
         }
 
     def patch(self) -> str:
-        """A unified diff for `patch -p1` in `root`; empty where there is none."""
+        """Return a unified diff for `patch -p1` in `root`; empty if no patch is known."""
         if not self.patched:
             return ""
         name = self.file.relative_to(self.root).as_posix()
@@ -53,7 +53,7 @@ class Remedy:
 
 @dataclass(frozen=True)
 class AttentionEngine(ABC):
-    """The attention of one engine version on disk."""
+    """The attention of an engine version on disk."""
 
     engine: Engine
 
@@ -61,31 +61,34 @@ class AttentionEngine(ABC):
     def lift(
         self, platform: str = CUDA, sources: Mapping[AttentionPhase, Path] | None = None
     ) -> AttentionKernels:
-        """The kernels for a platform, "cuda" or "hip". Using them may raise UnsupportedKernel.
+        """Return the kernels for a platform, "cuda" or "hip". Using them may raise
+        UnsupportedKernel.
 
         `sources` has files to read instead of the engine's own, such as a patched copy.
         """
 
     @abstractmethod
     def remedy(self, device: Device) -> Remedy | None:
-        """What helps where the engine's extend launch does not fit; None where nothing is known."""
+        """Return the remedy if the engine's extend launch does not fit; None if no remedy is
+        known.
+        """
 
     @abstractmethod
     def file_name(self, problem: Attention, device_name: str) -> str:
-        """The name of the file for a problem's tuned constants."""
+        """Return the name of the file for a problem's tuned constants."""
 
     @abstractmethod
     def most_splits(self, problem: Attention, sm_count: int) -> int:
-        """The most parts that the engine's own rule makes of a cache at decode."""
+        """Return the most KV splits that the engine's own rule makes at decode."""
 
     @property
     def takes_splits(self) -> bool:
-        """Whether a running engine can be given other numbers of parts than its own."""
+        """Say whether a running engine accepts other numbers of KV splits than its own."""
         return self.engine.loads_plugins()
 
 
 def attention_engine(engine: Engine) -> AttentionEngine:
-    """The attention of an engine. Raises UnsupportedFamily if it cannot be tuned."""
+    """Return the attention of an engine. Raises UnsupportedFamily if it cannot be tuned."""
     found: AttentionEngine = engine_module(engine.name, "attention").open_family(engine)
     return found
 
@@ -93,7 +96,8 @@ def attention_engine(engine: Engine) -> AttentionEngine:
 def engine_config(
     kernels: AttentionKernels, problem: Attention, point: Point, target: Target, room: int
 ) -> Config:
-    """The engine's own constants at a point, with its own rule where the problem chooses splits.
+    """Return the engine's own constants at a point, with its own rule if the problem chooses
+    splits.
 
     `room`: the engine's `most_splits`.
     """

@@ -1,4 +1,4 @@
-"""Attention's entry in the registry, and the points that a request asks for.
+"""Register attention, and read the points that a request asks for.
 
 Importing this module loads no heavy module.
 """
@@ -52,10 +52,9 @@ _SPLIT_BYTES = 4  # of a number of a split's result
 
 
 def place(problem: Attention, point: Point) -> ChartPosition:
-    """Where a point is drawn: decode by sequences, the other phases by new tokens.
+    """Place a point: decode by sequences, the other phases by new tokens.
 
-    Decode's two kernels are one line, because the first one's splits are what the second one
-    combines.
+    Decode's two kernels are one line, because the second kernel combines the splits of the first.
     """
     cached = f"{point.cached_tokens:,} cached tokens"
     if problem.phase is AttentionPhase.DECODE:
@@ -66,7 +65,7 @@ def place(problem: Attention, point: Point) -> ChartPosition:
 
 
 def least_us(problem: Attention, point: Point, device: Device) -> float:
-    """Microseconds of one launch at least; see `roofline_us`.
+    """Return the least microseconds of a launch; see `roofline_us`.
 
     All cached keys and values are read from memory. The sequences have the lengths with which the
     point is measured (`ragged`, seed 0).
@@ -94,7 +93,7 @@ def least_us(problem: Attention, point: Point, device: Device) -> float:
 
 
 def _pairs(problem: Attention, new: int, cached: int) -> int:
-    """Pairs of a query and a key that it sees, in one sequence."""
+    """Return the number of pairs of a query and a key that it sees, in a sequence."""
     if problem.phase is AttentionPhase.DECODE:
         return cached  # the new token among them
     if problem.phase is AttentionPhase.PREFILL:
@@ -107,7 +106,9 @@ def _pairs(problem: Attention, new: int, cached: int) -> int:
 
 
 def _reduce_us(problem: Attention, point: Point, device: Device) -> float:
-    """Decode's second kernel, for sequences in one part each: the engine may choose more."""
+    """Return the least microseconds of decode's second kernel, for sequences in a single part; the
+    engine may choose more parts.
+    """
     numbers = point.batch_size * problem.q_heads * problem.Lv
     return roofline_us(
         device,
@@ -119,7 +120,8 @@ def _reduce_us(problem: Attention, point: Point, device: Device) -> float:
 
 
 def held_bytes(problem: Attention, point: Point) -> int:
-    """Bytes of the card's memory that one launch needs at least: queries, and the longest cache.
+    """Return the least bytes of the card's memory that a launch needs: queries, and the longest
+    cache.
 
     The other sequences may be shorter, so their caches do not count.
     """
@@ -129,15 +131,17 @@ def held_bytes(problem: Attention, point: Point) -> int:
 
 
 def wait_s(problem: Attention) -> float:
-    """Extend's kernels take seconds to compile, the longer the wider a head is, and a search asks
-    for few at a time. With 16 cores and an H100, runs of 576 and 192 columns took 25 and 11 s.
+    """Return the seconds that a search waits for extend's kernels; wider heads compile longer.
+
+    A search asks for few kernels at a time. With 16 cores and an H100, runs of 576 and 192 columns
+    took 25 and 11 s.
     """
     return 0.038 * problem.Lq if problem.phase is AttentionPhase.EXTEND else 0.0
 
 
 @dataclass(frozen=True)
 class AttentionSelection:
-    """A workload: the name of a use ("": the default one, or the recording's points), or the points
+    """A workload: the name of a use ("": the default, or the recording's points), or the points
     themselves, because a worker does not have the user's file.
     """
 
@@ -148,7 +152,9 @@ class AttentionSelection:
         return bool(self.workload)
 
     def workload_of(self, problem: Attention) -> Workload | None:
-        """The workload that was given, or None. Raises MalformedWorkload for an unknown use."""
+        """Return the workload that was given, or None. Raises MalformedWorkload for an unknown
+        use.
+        """
         if not self.workload:
             return None
         if isinstance(self.workload, str):
@@ -177,12 +183,14 @@ def read_selection(problem: Problem, values: Mapping[str, Any]) -> AttentionSele
     if not isinstance(workload, str):
         workload = Workload("the workload", read_points(workload)).of(problem.phase).points
     chosen = AttentionSelection(workload)
-    chosen.points(problem)  # refuses an unknown use, and one without points of this phase
+    chosen.points(problem)  # refuses an unknown use, and a use without points of this phase
     return chosen
 
 
 def parse_workload_option(text: str) -> str | list[dict[str, Any]]:
-    """The name of a use, or the points of the TOML file at a path. Raises MalformedWorkload."""
+    """Return the name of a use, or the points of the TOML file at a path. Raises
+    MalformedWorkload.
+    """
     workload = parse_workload(text)
     return workload if isinstance(workload, str) else [asdict(at) for at in workload.points]
 

@@ -1,4 +1,4 @@
-"""Measure the candidates of one attention problem on this process's GPU."""
+"""Measure the candidates of an attention problem on this process's GPU."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class AttentionOnGpu:
         self.ready: Fields = {"needed_bytes": self._batches.needed_bytes(points)}
 
     def measure(self, request: Fields) -> Fields:
-        """Check one candidate, then time it."""
+        """Check a candidate, then time it."""
         point, config = read_point(request), Config(request["config"])
         if request.get("backend", TRITON) != TRITON:
             return measurement_fields(self._measure_library(point, request["backend"]))
@@ -86,7 +86,7 @@ class AttentionOnGpu:
         return measurement_fields(replace(timed, detail=f"worst error {error:.2g}"))
 
     def race(self, request: Fields) -> Fields:
-        """Time several candidates of one point in turn."""
+        """Time several candidates of a point in turn."""
         point = read_point(request)
         batch = self._batches.at(point)
         configs = [Config(fields) for fields in request["configs"]]
@@ -104,7 +104,7 @@ class AttentionOnGpu:
         return {"measurements": measurements}
 
     def _measure_library(self, point: Point, name: str) -> Measurement:
-        """Check another backend, then time it. At decode, its time is that of both kernels."""
+        """Check another backend, then time it. At decode, its time is the time of both kernels."""
         found: list[AttentionBatch] = []
 
         def error() -> float:
@@ -123,7 +123,7 @@ class AttentionOnGpu:
         return library
 
     def _bound(self, point: Point) -> float:
-        """The largest error that counts as rounding at a point."""
+        """Return the largest error that counts as rounding at a point."""
         if point not in self._default_error:
             try:
                 _, error = self._checked(point, self._default(point))
@@ -135,7 +135,9 @@ class AttentionOnGpu:
         )
 
     def _checked(self, point: Point, config: Config) -> tuple[BoundKernel, float]:
-        """The point's kernel and its worst error, beside the engine's kernels of other parts."""
+        """Return the point's kernel and its worst error, beside the engine's kernels of other
+        parts.
+        """
         edge = self._batches.edges.point
         pairs = {}
         for part in self._problem.parts:
@@ -158,8 +160,10 @@ class AttentionOnGpu:
         return engine_config(*own, self._engines_splits)
 
     def _companion(self, point: Point, beside: Config) -> Config:
-        """The configuration of another part: the engine's, or a smaller one if it does not fit.
-        It has the splits of the configuration beside it.
+        """Return the configuration of another part: the engine's, or a smaller one if it does not
+        fit.
+
+        The configuration has the same splits as `beside`.
         """
         splits = {name: beside[name] for name in BOTH if name in beside}
         default = self._default(point).replace(**splits)

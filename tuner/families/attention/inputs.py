@@ -1,4 +1,4 @@
-"""Inputs of attention kernels, and the float32 reference. This module imports torch.
+"""Make the inputs of attention kernels and the float32 reference. This module imports torch.
 
 Lengths are ragged and a sequence's tokens are scattered over the cache, as they are in a server
 after some time.
@@ -29,7 +29,7 @@ TYPES = {
     "i32": torch.int32,
     "i64": torch.int64,
 }
-# Tensors with one row per new token. Decode has one new token per sequence, so none needs resizing.
+# Tensors with a row per new token. Decode has one new token per sequence and needs no resizing.
 BY_TOKEN: Mapping[AttentionPhase, tuple[str, ...]] = {
     AttentionPhase.EXTEND: ("q_extend", "k_extend", "v_extend", "o_extend"),
     AttentionPhase.PREFILL: ("q", "k", "v", "o"),
@@ -50,18 +50,18 @@ class Inputs:
         return self.tensors["o_extend" if self.problem.phase is AttentionPhase.EXTEND else "o"]
 
     def with_output(self, output: Tensor) -> Inputs:
-        """The same batch with another output of the same shape."""
+        """Return the same batch with another output of the same shape."""
         name = "o_extend" if self.problem.phase is AttentionPhase.EXTEND else "o"
         return replace(self, tensors={**self.tensors, name: output.view_as(self.output)})
 
     def tensors_with(self, parts: Sequence[int]) -> Mapping[str, Tensor]:
-        """The tensors where the sequences' caches are split into other numbers of parts."""
+        """Return the tensors with the sequences' caches split into other numbers of parts."""
         like = self.tensors["num_kv_splits"]
         numbers = torch.tensor(parts, dtype=like.dtype, device=like.device)
         return {**self.tensors, "num_kv_splits": numbers}
 
     def with_cache(self, k_buffer: Tensor) -> Inputs:
-        """The same batch with another cache of the same shape."""
+        """Return the same batch with another cache of the same shape."""
         if self.problem.shares_kv:
             v_buffer = k_buffer[..., : self.problem.Lv]
         else:
@@ -79,8 +79,8 @@ def make_inputs(
     seed: int,
     cores: int,
 ) -> Inputs:
-    """Random inputs for a batch. `cores`: the device's multiprocessors, on which the engine's
-    number of splits depends.
+    """Return random inputs for a batch. `cores`: the device's multiprocessors, on which the
+    engine's number of splits depends.
     """
     generator = torch.Generator(device).manual_seed(seed)
     specs = launcher_tensors(kernels, problem, _point(problem, lengths))
@@ -117,9 +117,9 @@ def launch(
 
 
 def reference(inputs: Inputs, sequence: int, rows: slice = slice(None)) -> Tensor:
-    """The output for one sequence's new tokens, (rows, q_heads, Lv) float32.
+    """Return the output for a sequence's new tokens, (rows, q_heads, Lv) float32.
 
-    The sequence must be one of `compared`.
+    The sequence must be in `compared`.
     """
     problem, tensors = inputs.problem, inputs.tensors
     new, cached = inputs.lengths.new[sequence], inputs.lengths.cached[sequence]
@@ -149,19 +149,19 @@ def reference(inputs: Inputs, sequence: int, rows: slice = slice(None)) -> Tenso
 
 
 def output_of(inputs: Inputs, sequence: int) -> Tensor:
-    """A kernel's output for one sequence, (new tokens, q_heads, Lv)."""
+    """Return a kernel's output for a sequence, (new tokens, q_heads, Lv)."""
     return inputs.output[_new_rows(inputs, sequence)]
 
 
 def compared(inputs: Inputs) -> list[int]:
-    """The sequences with an output: they have new tokens and, at decode, a cache."""
+    """Return the sequences with an output: they have new tokens and, at decode, a cache."""
     decode = inputs.problem.phase is AttentionPhase.DECODE
     lengths = zip(inputs.lengths.new, inputs.lengths.cached, strict=True)
     return [i for i, (new, cached) in enumerate(lengths) if new and (cached or not decode)]
 
 
 def _new_rows(inputs: Inputs, sequence: int) -> slice:
-    """The rows of a sequence's new tokens."""
+    """Return the rows of a sequence's new tokens."""
     first = sum(inputs.lengths.new[:sequence])
     return slice(first, first + inputs.lengths.new[sequence])
 
@@ -190,7 +190,7 @@ def _point(problem: Attention, lengths: Lengths) -> Point:
 
 
 def _resized(spec: TensorSpec, sizes: Mapping[str, int], problem: Attention) -> TensorSpec:
-    """The tensor with as many rows as the lengths add up to."""
+    """Return the tensor with as many rows as the lengths add up to."""
     rows = spec.shape[0]
     if spec.name in ("k_buffer", "v_buffer"):
         rows = sizes["slots"]
@@ -215,7 +215,7 @@ def _indices(
     device: str,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """The index tensors, which say where each sequence's tokens are."""
+    """Return the index tensors, which say where each sequence's tokens are."""
 
     def starts(counts: Sequence[int], like: Tensor) -> Tensor:
         sums = torch.tensor([0, *counts]).cumsum(0)
@@ -239,7 +239,7 @@ def _indices(
 def launcher_tensors(
     kernels: AttentionKernels, problem: Attention, point: Point
 ) -> dict[str, TensorSpec]:
-    """The name, shape and dtype of each tensor argument of the engine's launcher."""
+    """Return the name, shape and dtype of each tensor argument of the engine's launcher."""
     # The tensors are the same on every target.
     given = kernels.arguments(problem, point, cuda_target(9, 0))
     return {name: value for name, value in given.items() if isinstance(value, TensorSpec)}

@@ -1,4 +1,6 @@
-"""The attention kernels of an engine. A server's plugin uses them, so this module is light."""
+"""Define the attention kernels of an engine. A server's plugin uses them, so this module is
+light.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tuner.problems.points import Candidate, Config, Point
 
 
 class AttentionKernels(ABC):
-    """The attention kernels of one engine version, launched as its own launchers do.
+    """The attention kernels of an engine version, launched as its own launchers do.
 
     All methods may raise UnsupportedKernel.
     """
@@ -29,36 +31,40 @@ class AttentionKernels(ABC):
 
     @abstractmethod
     def default_config(self, problem: Attention, point: Point, target: Target) -> Config:
-        """The engine's default constants at a point."""
+        """Return the engine's default constants at a point."""
 
     @abstractmethod
     def bind(self, problem: Attention, point: Point, config: Config, target: Target) -> Binding:
-        """The kernel and its arguments at a point, with a config's constants."""
+        """Return the kernel and its arguments at a point, with a config's constants."""
 
     @abstractmethod
     def grid(
         self, problem: Attention, point: Point, config: Config, target: Target
     ) -> tuple[int, ...]:
-        """The grid that the engine launches at a point with a config's constants, in blocks."""
+        """Return the grid that the engine launches at a point with a config's constants, in
+        blocks.
+        """
 
     @abstractmethod
     def launch(self, problem: Attention, point: Point, target: Target) -> KernelLaunch:
-        """The engine's launch for a point's part."""
+        """Return the engine's launch for a point's part."""
 
     @abstractmethod
     def arguments(self, problem: Attention, point: Point, target: Target) -> dict[str, Any]:
-        """The arguments of the engine's launcher at a point, by parameter name."""
+        """Return the arguments of the engine's launcher at a point, by parameter name."""
 
     @property
     def hash(self) -> str:
-        """The sha256 of the lifted source of all kernels."""
+        """Return the sha256 of the lifted source of all kernels."""
         parts = [self.lifted(phase).hash for phase in AttentionPhase]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def binder(
         self, problem: Attention, target: Target
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """`bind` as a function of a candidate, with the room of its launch, for the compiler."""
+        """Return `bind` as a function of a candidate, with the room of its launch, for the
+        compiler.
+        """
 
         def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
             with_room, constants = launched(problem, candidate.config)

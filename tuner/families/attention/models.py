@@ -1,4 +1,4 @@
-"""Find the attention problems of one rank of a model."""
+"""Find the attention problems of a rank of a model."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from tuner.problems.dtypes import Dtype
 
 
 def reads(text: str, engine: str = "") -> bool:
-    """Whether an engine's log line or path names an attention file. Engines have none."""
+    """Say whether an engine's log line or path names an attention file. Engines have no such
+    files.
+    """
     return False
 
 
 def problems(model: Model, serving: Serving) -> Resolved:
-    """The problems of one rank. Raises MalformedCheckpoint, IndivisibleShape or BadProblem."""
+    """Return the problems of a rank. Raises MalformedCheckpoint, IndivisibleShape or BadProblem."""
     model.refuse_unread("attention")  # before the engine may refuse the family
     tp = sharing_ranks(model.name, serving.tp, serving.options.get("dp", 1))
     rules, shape = _rules(serving.engine), known_attention(model)
@@ -39,7 +41,7 @@ def problems(model: Model, serving: Serving) -> Resolved:
 
 
 def _rules(engine: str) -> ModuleType:
-    """The engine's rules for attention: `bindings/<engine>/attention`."""
+    """Return the engine's rules for attention: `bindings/<engine>/attention`."""
     return engine_module(engine, "attention")
 
 
@@ -53,12 +55,11 @@ def attention_problems(
     engine: str = "sglang",
     engine_version: str | None = None,
 ) -> list[Attention]:
-    """The problems of one of `tp` ranks that share the attention: extend, then decode.
+    """Return the problems of one of `tp` ranks that share the attention: extend, then decode.
 
     `tp` is --tp-size divided by --dp-size if attention runs data-parallel. Without `kv_splits`,
-    decode's number of splits is chosen, or, for versions of the engine that cannot be given one,
-    the flag's default. Raises IndivisibleShape, which names the nearest tp that works, and
-    BadProblem.
+    decode's number of splits is chosen, or is the flag's default for engine versions that accept no
+    other. Raises IndivisibleShape, which names the nearest tp that works, and BadProblem.
     """
     shape = known_attention(model)
     check_division(model.name, shape, tp)
@@ -87,7 +88,7 @@ def attention_problems(
 
 
 def known_attention(model: Model) -> AttentionShape:
-    """The model's attention. Raises MalformedCheckpoint or BadProblem if it is not known."""
+    """Return the model's attention. Raises MalformedCheckpoint or BadProblem if it is not known."""
     if model.attention is None:
         model.refuse_unread("attention")
         raise BadProblem(
@@ -98,7 +99,7 @@ def known_attention(model: Model) -> AttentionShape:
 
 
 def _phases(shape: AttentionShape, tp: int) -> list[tuple[AttentionPhase, Layers]]:
-    """Each phase with one rank's layers. Ranks that share a key head hold a copy each."""
+    """Return each phase with a rank's layers. Ranks that share a key head hold a copy each."""
     extend = decode = [
         replace(kind, q_heads=kind.q_heads // tp, kv_heads=max(1, kind.kv_heads // tp))
         for kind in shape.layers

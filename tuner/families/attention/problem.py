@@ -1,4 +1,4 @@
-"""A layer's attention as a problem. Shapes have the engines' names."""
+"""Describe a layer's attention as a problem. Shapes have the engines' names."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ATTENTION_PROBLEMS = ("extend_attention", "decode_attention", "prefill_attention
 
 @dataclass(frozen=True)
 class Attention:
-    """One phase of a layer's attention as one rank runs it.
+    """A phase of a layer's attention as one rank runs it.
 
     Raises BadProblem for values that no engine kernel accepts.
     """
@@ -111,50 +111,54 @@ class Attention:
 
     @property
     def parts(self) -> tuple[AttentionPart, ...]:
-        """The kernels that the phase launches, in order."""
+        """Return the kernels that the phase launches, in order."""
         if self.phase is AttentionPhase.DECODE:
             return (AttentionPart.DECODE, AttentionPart.REDUCE)
         return (AttentionPart(self.phase.value),)
 
     @property
     def group(self) -> int:
-        """Query heads that share a key head."""
+        """Return the number of query heads that share a key head."""
         return self.q_heads // self.kv_heads
 
     @property
     def chooses_splits(self) -> bool:
-        """Whether the number of KV splits is one of the choices."""
+        """Say whether the number of KV splits is to be chosen."""
         return self.phase is AttentionPhase.DECODE and self.kv_splits is None
 
     @property
     def most_splits(self) -> int:
-        """The splits that a launch has room for: the engines' default where they are chosen."""
+        """Return the splits that a launch has room for: the engines' default if they are to be
+        chosen.
+        """
         return self.kv_splits or ENGINE_KV_SPLITS
 
     def with_room(self, splits: int) -> Attention:
-        """The same decode with a given number of splits."""
+        """Return the same decode with a given number of splits."""
         return replace(self, kv_splits=splits)
 
     def shares_keys_in(self, block_h: int) -> bool:
-        """Whether every block of `block_h` query heads lies within one group.
+        """Say whether every block of `block_h` query heads lies within a single group.
 
-        The kernel counts blocks from the first head on and reads one group's keys for each. A
-        block across two groups therefore reads wrong keys, as measurements confirmed.
+        The kernel counts blocks from the first head on and reads one group's keys for each. So a
+        block across two groups reads wrong keys, as measurements confirmed.
         """
         return block_h >= self.group or self.group % block_h == 0
 
     @property
     def shares_kv(self) -> bool:
-        """Latent (MLA) attention: a value is the first columns of its key."""
+        """Say whether attention is latent (MLA): a value is the first columns of its key."""
         return self.kv_heads == 1 and self.Lq in (288, 576) and self.Lv < self.Lq
 
     @property
     def latent(self) -> bool:
-        """Whether a model with latent (MLA) attention runs it, absorbed or with all its heads."""
+        """Say whether a model with latent (MLA) attention runs it, absorbed or with all its
+        heads.
+        """
         return self.shares_kv or (self.q_heads == self.kv_heads and self.Lq > self.Lv)
 
     def spec(self) -> str:
-        """The canonical text of this problem; `parse_problem` reads it back."""
+        """Return the canonical text of this problem; `parse_problem` reads it back."""
         parts = [f"q_heads={self.q_heads}", f"kv_heads={self.kv_heads}"]
         parts += [f"Lq={self.Lq}", f"Lv={self.Lv}", f"dtype={self.dtype.value}"]
         if self.page_size != 1:
@@ -171,19 +175,21 @@ class Attention:
 
 
 def bucket_of(point: Point) -> BucketKey:
-    """The bucket of a point: a running engine does not distinguish numbers of cached tokens."""
+    """Return the bucket of a point: a running engine does not distinguish numbers of cached
+    tokens.
+    """
     assert isinstance(point.part, AttentionPart), f"{point} is no attention's"
     lengths = point.part in (AttentionPart.EXTEND, AttentionPart.PREFILL)
     return point.part, point.batch_size, point.new_tokens if lengths else 1
 
 
 def _number(value: float) -> str:
-    """The shortest text that reads back as the value: 30, 30.5."""
+    """Return the shortest text that reads back as the value: 30, 30.5."""
     return str(int(value)) if value == int(value) else repr(value)
 
 
 def same_shape(one: Problem, other: Problem) -> bool:
-    """Whether two problems differ at most in dtype, page size and KV splits, which server flags
+    """Say whether two problems differ at most in dtype, page size and KV splits, which server flags
     determine.
     """
     assert isinstance(one, Attention)

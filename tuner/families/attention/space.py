@@ -1,4 +1,4 @@
-"""The launch configurations of attention's kernels that are legal for a problem."""
+"""Define the launch configurations of attention's kernels that are legal for a problem."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ ELEMENT_BYTES = 2
 def attention_space(
     problem: Attention, device: Device, part: AttentionPart, takes: Collection[str]
 ) -> Space:
-    """The space of one part. `takes`: the constants that the engine's kernel has, and the numbers
-    of KV splits where these are choices too.
+    """Return the space of a part. `takes`: the constants that the engine's kernel has, and the
+    numbers of KV splits if these are to be chosen too.
     """
     axes = {name: values for name, values in _axes(problem, part).items() if name in takes}
     axes |= {name: _SPLITS for name in BOTH if name in takes}
@@ -77,8 +77,8 @@ def _rules(problem: Attention, device: Device, part: AttentionPart) -> Iterator[
         whole = max(LEAST_H, 1 << (problem.group - 1).bit_length())
         yield Rule(
             "BLOCK_H divides the group, or is the least that holds all of it",
-            "_fwd_grouped_kernel_stage1 counts blocks of heads from the first head on, so one that "
-            "begins in a group and ends in the next reads the wrong keys; measured so",
+            "_fwd_grouped_kernel_stage1 counts blocks of heads from the first head on, so a block "
+            "that begins in a group and ends in the next reads the wrong keys; measured so",
             lambda c: (
                 c["BLOCK_H"] == whole
                 or (c["BLOCK_H"] < problem.group and problem.shares_keys_in(c["BLOCK_H"]))
@@ -108,8 +108,8 @@ def _tile_bytes(problem: Attention, config: Config) -> int:
 
 
 def smaller_configs(config: Config) -> Iterator[Config]:
-    """Configurations with less and less shared memory, safe but slow, for when the engine's does
-    not fit: first fewer stages, then narrower tiles of keys, then of queries.
+    """Yield configurations with less and less shared memory, safe but slow, for when the engine's
+    does not fit: first fewer stages, then narrower tiles of keys, then of queries.
     """
     for name, least in (("num_stages", 1), ("BLOCK_N", 16), ("BLOCK_M", LEAST_H)):
         while config.get(name, 0) > least:

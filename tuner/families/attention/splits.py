@@ -1,8 +1,8 @@
-"""The number of parts that decode splits each sequence's cache into, as a choice. No torch.
+"""Compute the number of parts that decode splits each sequence's cache into. No torch.
 
 A configuration of decode has two numbers besides its constants. All sequences of a point have
 KV_SPLITS parts. The launch has room for MAX_KV_SPLITS parts of each sequence: blocks of the first
-kernel, and turns of the second one's loop. Inside a CUDA graph the room is fixed for a number of
+kernel, and turns of the second kernel's loop. Inside a CUDA graph the room is fixed for a number of
 sequences, and only the parts follow the lengths.
 """
 
@@ -40,9 +40,9 @@ EDGES = {
 
 
 def ragged(problem: Attention, point: Point, seed: int) -> Lengths:
-    """Random lengths near a point's: from half to all of the new tokens, and cached tokens within
-    a quarter of their mean. The first sequence has exactly the point's lengths. With a window, the
-    engine passes only the cached tokens that the first new token sees.
+    """Return random lengths near a point's: from half to all of the new tokens, and cached tokens
+    within a quarter of their mean. The first sequence has exactly the point's lengths. With a
+    window, the engine passes only the cached tokens that the first new token sees.
     """
     rng = random.Random(seed)  # noqa: S311 (no secret)
     others = range(point.batch_size - 1)
@@ -58,7 +58,7 @@ def ragged(problem: Attention, point: Point, seed: int) -> Lengths:
 
 
 def kv_splits(cached: Sequence[int], problem: Attention, cores: int) -> list[int]:
-    """The number of parts into which the engine splits each sequence's cache.
+    """Return the number of parts into which the engine splits each sequence's cache.
 
     `cached`: tokens per sequence; `cores`: the device's multiprocessors. Source:
     `get_num_kv_splits_triton` in sglang 0.5.2 to 0.5.23. Its backend passes the model's own number
@@ -89,24 +89,24 @@ MOST = 128  # parts of a sequence that are tried
 # A sequence that is much longer than the others in its batch needs more parts than they do. So a
 # launch has room for as many parts as the engine's own, or for this many if that is fewer.
 ROOM_FOR_LONG = 32
-# The memory for the parts' results of one launch, where the engine's own launch needs less.
+# The memory for the parts' results of one launch, if the engine's own launch needs less.
 ROOM_BYTES = 64 << 20
 PART_TOKENS = 32  # a part's length is a multiple of this
 BLOCKS_PER_SM = 8  # more parts than this gives blocks were never faster
 
 
 def with_splits(constants: Config, splits: int, room: int) -> Config:
-    """The configuration with these constants and numbers."""
+    """Return the configuration with these constants and numbers."""
     return constants.replace(**{KV_SPLITS: splits, MAX_KV_SPLITS: room})
 
 
 def constants_of(config: Config) -> Config:
-    """The configuration without its numbers of parts."""
+    """Return the configuration without its numbers of parts."""
     return Config({name: value for name, value in config.items() if name not in BOTH})
 
 
 def launched(problem: Attention, config: Config) -> tuple[Attention, Config]:
-    """The problem with the room of a configuration's launch, and the kernels' constants.
+    """Return the problem with the room of a configuration's launch, and the kernels' constants.
 
     The inputs of several launches share a buffer with room for the largest, so the configuration's
     room replaces the problem's.
@@ -117,14 +117,14 @@ def launched(problem: Attention, config: Config) -> tuple[Attention, Config]:
 
 
 def parts_of(problem: Attention, config: Config, lengths: Lengths, cores: int) -> list[int]:
-    """The number of parts of each sequence. `cores`: the device's multiprocessors."""
+    """Return the number of parts of each sequence. `cores`: the device's multiprocessors."""
     if config.get(KV_SPLITS):
         return [config[KV_SPLITS]] * len(lengths.cached)
     return kv_splits(lengths.cached, launched(problem, config)[0], cores)
 
 
 def room_limit(problem: Attention, sequences: int, engines: int) -> int:
-    """The most parts that a launch may have room for. `engines`: the engine's own number."""
+    """Return the most parts that a launch may have room for. `engines`: the engine's own number."""
     part_bytes = sequences * problem.q_heads * problem.Lv * 4
     return max(engines, ROOM_BYTES // part_bytes)
 
@@ -132,7 +132,8 @@ def room_limit(problem: Attention, sequences: int, engines: int) -> int:
 def worthwhile(
     problem: Attention, points: Sequence[Point], engines: int, cores: int
 ) -> dict[Point, list[tuple[int, int]]]:
-    """Pairs (parts, room) to try at each of the points, which have one number of sequences.
+    """Return pairs (parts, room) to try at each of the points, which have the same number of
+    sequences.
 
     `engines`: the most parts that the engine's own rule makes; `cores`: multiprocessors.
     """
@@ -156,7 +157,7 @@ def _most_parts(problem: Attention, point: Point, cores: int) -> int:
 
 
 def _doubled(least: int, most: int) -> Iterable[int]:
-    """`least` and its doubles, until one reaches `most`, but at most MOST."""
+    """Yield `least` and its doubles, until a double reaches `most`, but at most MOST."""
     number = least
     yield number
     while number < most and 2 * number <= MOST:

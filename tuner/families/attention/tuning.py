@@ -1,6 +1,6 @@
-"""The tuning run of one phase of a layer's attention.
+"""Prepare the tuning run of a phase of a layer's attention.
 
-Decode whose number of KV splits is free chooses its two kernels and its splits together
+If decode's number of KV splits is free, its two kernels and its splits are chosen together
 (`tuner.families.attention.joint`). The kernels of other phases are tuned apart.
 """
 
@@ -48,7 +48,7 @@ SEEDS = (
     {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_H": 16, "num_warps": 4, "num_stages": 4},
     {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_H": 16, "num_warps": 8, "num_stages": 3},
     {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_H": 16, "num_warps": 1, "num_stages": 3},
-    # These take latent attention's values out of its keys; the ones above load them.
+    # These take latent attention's values out of its keys; the configurations above load them.
     {"BLOCK_N": 128, "BLOCK_H": 16, "HAS_MLA": 1, "num_warps": 8, "num_stages": 2},
     {"BLOCK_N": 16, "BLOCK_H": 16, "HAS_MLA": 1, "num_warps": 4, "num_stages": 3},
 )
@@ -60,7 +60,7 @@ TABLE = EntryTable(
 
 @dataclass(frozen=True)
 class _Phase:
-    """A phase to tune, and what the parts of its run are made of."""
+    """A phase to tune, and the data from which its run is made."""
 
     request: Request
     problem: Attention
@@ -76,7 +76,7 @@ class _Phase:
 
     @property
     def noise(self) -> float:
-        """The gain that counts, as a share."""
+        """Return the gain that counts, as a share."""
         return NOISE[self.request.source.kind]
 
     def seeds(self, point: Point) -> list[Config]:
@@ -84,14 +84,16 @@ class _Phase:
         return [space.nearest(seed) for seed in (self.defaults[point], *SEEDS)]
 
     def search(self, points: Sequence[Point]) -> Search:
-        """A search of the first kernel's constants at some points, or of all kernels'."""
+        """Return a search of the constants at the points: of the first kernel's, or of all
+        kernels'.
+        """
         spaces = {point.part: self.constants[point.part] for point in points}
         seeds = {point: self.seeds(point) for point in points}
         return Search(spaces, points, seeds, self.budget, self.request.seed)
 
 
 def prepare(request: Request) -> PreparedRun:
-    """The run of a phase. Raises BadInput for a request that cannot be tuned."""
+    """Return the run of a phase. Raises BadInput for a request that cannot be tuned."""
     assert isinstance(request.problem, Attention)  # the registry chose this family
     assert isinstance(request.selected, AttentionSelection)
     problem, device = request.problem, request.device
@@ -157,7 +159,7 @@ def _workload(
 def _default(
     request: Request, problem: Attention, kernels: AttentionKernels, point: Point, room: int
 ) -> Config:
-    """What the engine runs at a point. `room`: the most splits of its own rule."""
+    """Return the engine's own configuration at a point. `room`: the most splits of its own rule."""
     target = request.device.target
     if problem.chooses_splits:
         return engine_config(kernels, problem, point, target, room)
@@ -172,7 +174,7 @@ def _incumbents(phase: _Phase) -> dict[Point, dict[str, Config]]:
 
 
 def _tries(phase: _Phase) -> dict[str, int]:
-    """The most configurations to try at each size, summed over the parts."""
+    """Return the most configurations to try at each size, summed over the parts."""
     found: Counter[str] = Counter()
     for point in phase.defaults:
         found[point.size] += min(len(phase.spaces[point.part]), phase.budget.per_point)
@@ -197,7 +199,7 @@ def _strategy(phase: _Phase, known: KnownBefore) -> Strategy:
 
 @dataclass(frozen=True)
 class _Joint:
-    """A decode phase whose number of KV splits is one of the choices."""
+    """A decode phase whose number of KV splits is to be chosen."""
 
     phase: _Phase
     sizes: Sequence[JointBuckets]
@@ -205,7 +207,7 @@ class _Joint:
 
     @cached_property
     def pairs(self) -> dict[Point, list[tuple[int, int]]]:
-        """The numbers of splits to try, each with its room, by the first kernel's points."""
+        """Return the numbers of splits to try, each with its room, by the first kernel's points."""
         problem, cores = self.phase.problem, self.phase.request.device.sm_count
         found: dict[Point, list[tuple[int, int]]] = {}
         for size in self.sizes:
@@ -213,7 +215,7 @@ class _Joint:
         return found
 
     def tries(self) -> dict[str, int]:
-        """The most configurations to try at each size, summed over both kernels."""
+        """Return the most configurations to try at each size, summed over both kernels."""
         phase = self.phase
         decode = min(len(phase.constants[AttentionPart.DECODE]), phase.budget.per_point)
         reductions = len(phase.constants[AttentionPart.REDUCE])
@@ -233,7 +235,9 @@ class _Joint:
         return RunGoal([*phase.defaults], _incumbents(phase), chooser, previous)
 
     def strategy(self, known: KnownBefore) -> Strategy:
-        """All worthwhile constants of the first kernel are proposed, or a search proposes some."""
+        """Return the strategy: it proposes all worthwhile constants of the first kernel, or a
+        search proposes some.
+        """
         phase = self.phase
         points = [size.representative for size in self.sizes]
         inner: Strategy

@@ -1,4 +1,6 @@
-"""Check config files of dense GEMMs: whether entries compile and fit, and what sizes they serve."""
+"""Check config files of dense GEMMs: whether entries compile and fit, and which sizes they
+serve.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import read_any_fields
+from tuner.engines.dispatch import what_runs
 from tuner.engines.engine import Engine
 from tuner.errors import UnsupportedKernel
 from tuner.families.check import Check, CheckedEntry, CheckGroup, EntryToCheck, check_groups
@@ -49,12 +52,12 @@ class GemmCheck(Check[CheckedEntry]):
 
 
 def claims(name: str, engine: Engine) -> bool:
-    """Whether a name is that of a dense GEMM's config file."""
+    """Say whether a file name is the name of a dense GEMM's config file."""
     return gemm_engine(engine).claims(name)
 
 
 def asked_names(problems: Sequence[DenseGemm], device: Device, engine: Engine) -> list[str]:
-    """The files for which the engine asks. Raises UnsupportedKernel."""
+    """Return the names of the files for which the engine asks. Raises UnsupportedKernel."""
     gemm = gemm_engine(engine)
     return [gemm.file_name(problem, device) for problem in problems]
 
@@ -64,8 +67,8 @@ def check_files(
 ) -> GemmCheck:
     """Compile every entry of the files for the device.
 
-    Raises MalformedConfigFile or BadProblem for a file whose name or content is not an engine's,
-    before it compiles anything.
+    Raises MalformedConfigFile or BadProblem, before anything is compiled, if a file's name or
+    content is not an engine's.
     """
     gemm = gemm_engine(engine)
     groups = [_group_of_file(path, gemm, device) for path in files]
@@ -73,20 +76,24 @@ def check_files(
 
 
 def check_problems(problems: Sequence[DenseGemm], device: Device, engine: Engine) -> GemmCheck:
-    """Compile what the engine would run for the problems: its shipped files, or its defaults.
+    """Compile the entries that the engine would run for the problems: shipped entries or defaults.
 
-    Raises UnsupportedKernel if the engine has no kernel for a problem.
+    If another library runs a problem that has no file, nothing of the problem is compiled, and a
+    note says so. Raises UnsupportedKernel if the engine has no kernel for a problem.
     """
     gemm = gemm_engine(engine)
     groups = [_group_of_problem(problem, gemm, device) for problem in problems]
-    return check_groups(GemmCheck, groups, device, engine)
+    notes = [
+        f"{group.name}, so there is no entry to compile" for group in groups if not group.entries
+    ]
+    return check_groups(GemmCheck, groups, device, engine, notes)
 
 
 def ladder_warning(sizes: Mapping[int, Config]) -> str:
-    """What is wrong with the sizes of a file; empty if nothing is.
+    """Return a warning about the sizes of a file; empty if the sizes are good.
 
-    An engine runs the entry of the nearest size. A file that begins far above the batches that a
-    server decodes makes all of them run a configuration for large ones.
+    An engine runs the entry of the nearest size. If a file begins far above the batches that a
+    server decodes, all of these batches run a configuration for large batches.
     """
     least = min(sizes)
     if least <= DECODES:
@@ -109,10 +116,18 @@ def _group_of_file(path: Path, gemm: GemmEngine, device: Device) -> CheckGroup[D
 def _group_of_problem(
     problem: DenseGemm, gemm: GemmEngine, device: Device
 ) -> CheckGroup[DenseGemm]:
-    """The file that the engine ships for the problem, else its default."""
+    """Return the file that the engine ships for the problem, else its default.
+
+    The group has no entries if another library than Triton runs the problem without a file.
+    """
     path = gemm.find_file(gemm.package_root, problem, device)
     if path is not None:
         return _group_of_file(path, gemm, device)
+    runs = what_runs(gemm.name, gemm.version, problem, device)
+    kernel = runs.without_us() if runs else None
+    if kernel and kernel.by_file:
+        name = f"{problem.spec()}: without a file, {gemm.name} {gemm.version} runs {kernel.name}"
+        return _group(name, problem, {}, gemm, device)
     kernels = gemm.lift(device.target.platform)
     first: dict[Config, int] = {}  # the engine's default is the same for most sizes
     for size in BATCH_SIZES:
@@ -130,7 +145,7 @@ def _group(
 ) -> CheckGroup[DenseGemm]:
     target = device.target
     kernels = gemm.lift(target.platform)
-    # Refuses a problem whose launch cannot be followed: then nothing is known of its entries.
+    # Raises for a problem whose launch cannot be followed: nothing is known of its entries.
     kernels.default_config(problem, 1, target)
     asked = [_asked(problem, size, entries[size], gemm, kernels, device) for size in entries]
     companions = kernels.companions(problem, target)

@@ -1,4 +1,4 @@
-"""What an engine whose quantised dense GEMMs can be tuned has to give, and what it inherits."""
+"""Define the interface of engines whose quantised dense GEMMs can be tuned."""
 
 from __future__ import annotations
 
@@ -33,38 +33,40 @@ ShippedFile = file_engine.ShippedFile[GemmFileKey]
 
 @dataclass(frozen=True)
 class GemmLaunch:
-    """One kernel of a GEMM, with the grid that the engine launches it with.
+    """A kernel of a GEMM, with the grid that the engine launches it with.
 
     The operands are A (M, K), B (N, K), C (M, N), As and Bs (the scales, float32): "a", "b", "c",
-    "a_scale", "b_scale". Each `Pointer.operand` of the binding is one of them or in `scratch`.
+    "a_scale", "b_scale". Each `Pointer.operand` of the binding is an operand or a name in
+    `scratch`.
     """
 
     binding: Binding
     grid: tuple[int, ...]
     # Tensors that the engine allocates for this launch: (shape, Triton's short name of the type).
-    # A name in two launches of one GEMM is the same tensor.
+    # A name in two launches of a GEMM is the same tensor.
     scratch: Mapping[str, tuple[tuple[int, ...], str]]
 
 
 class GemmKernels(FamilyKernels):
-    """The GEMM kernels of one engine version, launched as its own launcher does."""
+    """The GEMM kernels of an engine version, launched as its own launcher does."""
 
     @abstractmethod
     def default_config(self, problem: DenseGemm, batch_size: int, target: Target) -> Config:
-        """The configuration that the engine runs without a file."""
+        """Return the configuration that the engine runs without a file."""
 
     @abstractmethod
     def choices(self, problem: DenseGemm, target: Target) -> Mapping[str, tuple[int, ...]]:
-        """The values of keys that only some versions and targets have: SWAP_AB, SPLIT_K.
+        """Return the values of keys that only some versions and targets have: SWAP_AB, SPLIT_K.
 
-        A key that is absent here must not be in an entry: it would stop the server.
+        A key that is absent here must not be in an entry: the key would stop the server.
         """
 
     @abstractmethod
     def launches(
         self, problem: DenseGemm, batch_size: int, config: Config, target: Target
     ) -> list[GemmLaunch]:
-        """What the engine launches with a file's entry, in order: one kernel, or two if K is split.
+        """Return the engine's launches with a file's entry, in order: one kernel, or two if K is
+        split.
 
         BLOCK_SIZE_K is changed first as the engine's loader changes it.
         """
@@ -76,8 +78,8 @@ class GemmKernels(FamilyKernels):
     def companions(
         self, problem: DenseGemm, target: Target
     ) -> Callable[[Candidate], list[tuple[Lifted, Binding]]]:
-        """All of a candidate's `launches` but the first, for the compiler: a split of K has a
-        second kernel, which adds up the parts.
+        """Return a function that gives all of a candidate's `launches` but the first, for the
+        compiler: a split of K has a second kernel, which adds up the parts.
         """
 
         def later(candidate: Candidate) -> list[tuple[Lifted, Binding]]:
@@ -92,7 +94,7 @@ class GemmKernels(FamilyKernels):
 
 @dataclass(frozen=True)
 class GemmEngine(PointwiseFiles[DenseGemm, GemmFileKey, GemmKernels]):
-    """The quantised dense GEMMs of one engine version on disk.
+    """The quantised dense GEMMs of an engine version on disk.
 
     `effective` may raise BLOCK_SIZE_K. It leaves out keys of `GemmKernels.choices` with values that
     do nothing (SWAP_AB=0, SPLIT_K=1).
@@ -106,6 +108,8 @@ class GemmEngine(PointwiseFiles[DenseGemm, GemmFileKey, GemmKernels]):
 
 
 def gemm_engine(engine: Engine) -> GemmEngine:
-    """The quantised dense GEMMs of an engine. Raises UnsupportedFamily if they cannot be tuned."""
+    """Return the quantised dense GEMMs of an engine. Raises UnsupportedFamily if they cannot be
+    tuned.
+    """
     found: GemmEngine = engine_module(engine.name, "dense_gemm").open_family(engine)
     return found

@@ -21,16 +21,16 @@ from tuner.tuning.gains import reference
 def build_gemm_files(
     winners: Sequence[Winner], engine: GemmEngine, device: Device, layout: Layout
 ) -> list[SizedFile]:
-    """The files to write; see `build_files`. Raises UnsupportedKernel if the engine reads no file
-    for a problem.
+    """Return the files to write; see `build_files`. Raises UnsupportedKernel if the engine reads no
+    file for a problem.
     """
     return build_files(winners, layout, lambda winner: _row(winner, engine, device))
 
 
 def verify_gemm(file: SizedFile, engine: GemmEngine, device: Device, root: Path) -> None:
-    """Raises ExportRefused if the engine's rules find another file or run other entries.
+    """Check that the engine's rules find this file, in the engine's package, and run its entries.
 
-    For files in the engine's package.
+    Raises ExportRefused if they find another file or run other entries.
     """
     problem = gemm_of(file.problem)
     found = engine.find_file(root, problem, device)
@@ -45,10 +45,12 @@ def verify_gemm(file: SizedFile, engine: GemmEngine, device: Device, root: Path)
 
 
 def _row(winner: Winner, engine: GemmEngine, device: Device) -> dict[str, Any]:
-    """The sidecar's row: with the entry that the kernel gets, which is the one that was timed.
+    """Return the sidecar's row, with the entry that the kernel gets, which is the entry that was
+    timed.
 
-    Per channel, a file may have null where the engine's own choice stays. It runs another kernel
-    there: the default of its Triton kernel is an entry only if it was faster than that kernel.
+    Per channel, a file may have null if the engine's own choice stays. A null runs another kernel
+    than Triton's: the default of the Triton kernel is an entry only if it was faster than that
+    kernel.
     """
     problem = gemm_of(winner.problem)
     entry = engine.effective(problem, winner.entry.config, device.target)
@@ -58,7 +60,9 @@ def _row(winner: Winner, engine: GemmEngine, device: Device) -> dict[str, Any]:
 
 
 def _default(winner: Winner, engine: GemmEngine, device: Device) -> Config:
-    """The default of the engine's Triton kernel; a size that was not tuned does not name it."""
+    """Return the default of the engine's Triton kernel; the winner does not name it if its size was
+    not tuned.
+    """
     if known := winner.entry.incumbents.get("default"):
         return known.config
     problem, size = gemm_of(winner.problem), winner.entry.point.batch_size
@@ -66,6 +70,6 @@ def _default(winner: Winner, engine: GemmEngine, device: Device) -> Config:
 
 
 def gemm_of(problem: Problem) -> DenseGemm:
-    """The problem as one of this family, which is the only one that these files are for."""
+    """Return the problem as a DenseGemm; these files are for no other problem."""
     assert isinstance(problem, DenseGemm)
     return problem

@@ -25,12 +25,12 @@ class GemmSelection(SizeSelection):
 
 
 def place(problem: DenseGemm, point: Point) -> ChartPosition:
-    """Where a point is drawn: in one chart, by batch size."""
+    """Place a point in the family's single chart, by batch size."""
     return ChartPosition("dense GEMM", point.batch_size, "batch size (tokens)")
 
 
 def least_us(problem: DenseGemm, point: Point, device: Device) -> float:
-    """Microseconds of one launch at least; see `roofline_us`. Scales are not counted."""
+    """Return the least microseconds of a launch; see `roofline_us`. Scales are not counted."""
     rows, columns, reduced = point.batch_size, problem.N, problem.K
     read = rows * reduced * problem.dtype.activation_bits / 8
     return roofline_us(
@@ -43,7 +43,9 @@ def least_us(problem: DenseGemm, point: Point, device: Device) -> float:
 
 
 def held_bytes(problem: DenseGemm, point: Point) -> int:
-    """Bytes of the card's memory that one launch needs at least: A, B and C, without scales."""
+    """Return the least bytes of the card's memory that a launch needs: A, B and C, without
+    scales.
+    """
     rows, columns, reduced = point.batch_size, problem.N, problem.K
     read = rows * reduced * problem.dtype.activation_bits
     weights = columns * reduced * problem.dtype.weight_bits

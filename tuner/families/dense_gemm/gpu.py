@@ -1,11 +1,11 @@
-"""Measure the candidates of one dense GEMM on this process's GPU, on tensors that are kept.
+"""Measure the candidates of a dense GEMM on this process's GPU, on tensors that are kept.
 
-All batch sizes share the weights. The launches of a graph read weights that are not in L2, as the
-weights of a layer are not when a server comes to it. This takes one of three ways:
+All batch sizes share the weights. The launches of a graph read weights that are not in L2, because
+the weights of a layer are not in L2 when a server comes to the layer. There are three ways:
 
 - weights that are much larger than L2 push themselves out;
 - otherwise each launch has its own copy;
-- where all copies together would stay in L2, they are pushed out before a graph is timed.
+- if all copies together would stay in L2, they are pushed out before a graph is timed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Library = Callable[[Sequence[GemmOperands]], list[Call]]  # a backend's `gemm`
 
 @dataclass(frozen=True)
 class GemmBatch:
-    """A batch size's tensors: a different A for each launch, and one C."""
+    """The tensors of a batch size: a different A for each launch, and a shared C."""
 
     activations: list[Quantised]
     weights: list[Quantised]
@@ -76,13 +76,13 @@ class GemmBatch:
 
     @property
     def nbytes(self) -> int:
-        """The GPU memory of A and C."""
+        """Return the GPU memory of A and C."""
         tensors = [t for one in self.activations for t in (one.values, one.scale)]
         return int(sum(tensor.nbytes for tensor in (*tensors, self.output)))
 
     def chains(self, launches: list[GemmLaunch], kernels: list[BoundKernel]) -> list[Chain]:
-        """The kernels of one GEMM with the tensors of each launch of a graph. They share what the
-        engine allocates, which must outlive the graph.
+        """Return the kernels of a GEMM with the tensors of each launch of a graph. The launches
+        share the tensors that the engine allocates, which must outlive the graph.
         """
         scratch = make_scratch(launches, device="cuda")
         return [self._chain(launches, kernels, at, scratch) for at in range(LAUNCHES)]
@@ -100,11 +100,11 @@ class GemmBatch:
         return [(kernel, launch_values(launch.binding, tensors)) for kernel, launch in pairs]
 
     def calls(self, library: Library) -> list[Call]:
-        """A library's calls with the tensors of each launch of a graph."""
+        """Return a library's calls with the tensors of each launch of a graph."""
         return library([self._operands(at) for at in range(LAUNCHES)])
 
     def library_error(self, library: Library) -> float:
-        """The worst error of a library's first call."""
+        """Return the worst error of a library's first call."""
         self.output.fill_(float("nan"))
         (call,) = library([self._operands(0)])
         return self._expected.worst_error(call()[self._rows])
@@ -115,13 +115,15 @@ class GemmBatch:
         return GemmOperands(a.values, b.values, a.scale, b.scale, self.output, block)
 
     def moved(self, weights: list[Quantised]) -> GemmBatch:
-        """A copy of this batch elsewhere in memory. `weights` is such a copy of its weights."""
+        """Return a copy of this batch elsewhere in memory. `weights` are copies of this batch's
+        weights.
+        """
         activations = [one.clone() for one in self.activations]
         return GemmBatch(activations, weights, torch.empty_like(self.output))
 
     @cached_property
     def _rows(self) -> Tensor:
-        """The rows of C that are compared."""
+        """Return the rows of C that are compared."""
         rows, columns = self.output.shape
         most = max(1, min(rows, CHECKED // columns))
         found = torch.linspace(0, rows - 1, most, device=self.output.device)
@@ -132,14 +134,18 @@ class GemmBatch:
         return Reference(reference(self.activations[0], self.weights[0], self._rows))
 
     def error(self, chain: Chain) -> float:
-        """The worst error of the first of `chains`, on an output that was filled with NaN."""
+        """Return the worst error of the first of `chains`, on an output that was filled with
+        NaN.
+        """
         self.output.fill_(float("nan"))
         run_chain(chain)
         return self._expected.worst_error(self.output[self._rows])
 
 
 class GemmBatches:
-    """The batches of one problem. If they need too much memory, the least recently used go."""
+    """The batches of a problem. If they need too much memory, the least recently used are
+    dropped.
+    """
 
     def __init__(self, problem: DenseGemm, seed: int, l2_bytes: int) -> None:
         self._problem, self._seed, self._l2_bytes = problem, seed, l2_bytes
@@ -148,7 +154,7 @@ class GemmBatches:
         self._byte_limit = min(KEPT_BYTES, total // 4)
 
     def at(self, batch_size: int) -> GemmBatch:
-        """A batch size's tensors."""
+        """Return a batch size's tensors."""
         if batch_size not in self._kept:
             self._kept[batch_size] = self._make(batch_size)
         self._kept.move_to_end(batch_size)
@@ -157,16 +163,18 @@ class GemmBatches:
         return self._kept[batch_size]
 
     def places(self, batch_size: int) -> list[GemmBatch]:
-        """The same batch at PLACES places in memory, all of them allocated at once."""
+        """Return the same batch at PLACES places in memory, all of them allocated at once."""
         first = self.at(batch_size)
         return [first, *(first.moved(weights) for weights in self._moved_weights)]
 
     def push_out(self) -> None:
-        """Read enough memory that nothing of the weights stays in L2, where that is needed."""
+        """Push the weights out of L2 if they would stay there."""
         self._cold.push_out()
 
     def needed_bytes(self, largest: int) -> int:
-        """Bytes of device memory for the largest batch, with its reference and the copies of B."""
+        """Return the bytes of device memory for the largest batch, with its reference and the
+        copies of B.
+        """
         problem = self._problem
         checked = min(largest, max(1, CHECKED // problem.N))
         b = problem.N * problem.K * self._copies + 4 * problem.K * min(problem.N, 4096)
@@ -224,7 +232,7 @@ class GemmOnGpu:
         self.ready: Fields = {"needed_bytes": self._batches.needed_bytes(largest)}
 
     def measure(self, request: Fields) -> Fields:
-        """Check one candidate, then time it."""
+        """Check a candidate, then time it."""
         size, config = read_point(request).batch_size, Config(request["config"])
         batch, backend = self._batches.at(size), request.get("backend", TRITON)
         if backend != TRITON:
@@ -247,7 +255,7 @@ class GemmOnGpu:
         return measurement_fields(replace(timed, detail=f"worst error {error:.2g}"))
 
     def race(self, request: Fields) -> Fields:
-        """Time several candidates of one point in turn, at several places in memory."""
+        """Time several candidates of a point in turn, at several places in memory."""
         size = read_point(request).batch_size
         loaded = [self._loaded(size, Config(fields)) for fields in request["configs"]]
         rounds = -(-request["rounds"] // 2)  # at each place
@@ -274,7 +282,7 @@ class GemmOnGpu:
 
 
 def _raced(places: Sequence[Sequence[float]]) -> Fields:
-    """One candidate's measurement, from its times at each place."""
+    """Combine a candidate's times at each place into a measurement."""
     mean_us = statistics.fmean(statistics.median(some) for some in places)
     least_us = min(min(some) for some in places)
     replays = sum(len(some) for some in places)

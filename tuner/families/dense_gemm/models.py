@@ -1,4 +1,4 @@
-"""Find the quantised dense GEMMs of one rank of a model, or of an engine's line about a file."""
+"""Find the quantised dense GEMMs of a rank, from a model or from an engine's line about a file."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from tuner.problems.dtypes import Dtype
 
 
 def reads(text: str, engine: str = "") -> bool:
-    """Whether an engine's log line or path names a dense GEMM's config file.
+    """Say whether an engine's log line or path names a dense GEMM's config file.
 
-    `engine`: of this engine alone.
+    `engine`: ask only this engine's rules.
     """
     asked = (name for name in _engines() if engine in ("", name))
     return any(_rules(name).parse_warning(text) is not None for name in asked)
 
 
 def of_line(text: str, serving: Serving) -> Resolved | None:
-    """The problem of an engine's warning line or config file name; None if it names no such file.
+    """Return the problem of an engine's warning line or config file name; None if the text names no
+    such file.
 
-    It has the sizes of one rank, so tp and dp do not apply to it. Raises BadProblem.
+    The problem has the sizes of a rank, so tp and dp do not apply to it. Raises BadProblem.
     """
     for name in _engines():
         found: Resolved | None = _rules(name).resolve_warning(text, serving)
@@ -37,7 +38,7 @@ def of_line(text: str, serving: Serving) -> Resolved | None:
 
 
 def problems(model: Model, serving: Serving) -> Resolved:
-    """The problems of one rank of a model, each shape once, in the order of a forward pass.
+    """Return the problems of a rank of a model, each shape once, in the order of a forward pass.
 
     Raises MalformedCheckpoint, IndivisibleShape, or BadProblem for a model without a GEMM that a
     Triton kernel runs.
@@ -59,7 +60,7 @@ def problems(model: Model, serving: Serving) -> Resolved:
         reasons = dict.fromkeys(layer.why for layer in layers)
         raise BadProblem(
             f"no Triton GEMM reads the linear layers of {model.name}: {', '.join(reasons)}; "
-            "for what the engine quantises itself, name its type, e.g. ",
+            "if the engine quantises the weights itself, name their type, e.g. ",
             cli="--dtype fp8_w8a8",
             api="dtype=fp8_w8a8",
         )
@@ -71,7 +72,7 @@ def problems(model: Model, serving: Serving) -> Resolved:
 
 
 def _asked_scheme(dtype: Dtype | None, stored: Sequence[Quantization]) -> Quantization | None:
-    """The quantisation that replaces the checkpoint's; None: the checkpoint's own.
+    """Return the quantisation that replaces the checkpoint's; None: the checkpoint's own stays.
 
     An engine that quantises weights itself gives each column a scale.
     """
@@ -83,7 +84,7 @@ def _asked_scheme(dtype: Dtype | None, stored: Sequence[Quantization]) -> Quanti
 
 
 def _asked_words(name: str, asked: Quantization, stored: Sequence[Quantization]) -> str:
-    """What was assumed for weights of another type than the checkpoint's."""
+    """Return a note about weights of another type than the checkpoint's."""
     kinds = dict.fromkeys(
         f"{one.kind} in blocks of {'x'.join(map(str, one.block_shape))}"
         if one.block_shape and one.block_shape[0]
@@ -92,7 +93,7 @@ def _asked_words(name: str, asked: Quantization, stored: Sequence[Quantization])
     )
     return (
         f"the linear layers of {name}'s checkpoint are {' and '.join(kinds)}; {asked.kind} is "
-        "taken with a scale for each channel and no blocks, as an engine quantises weights itself; "
+        "tuned with a scale for each channel and no blocks, as an engine quantises weights itself; "
         "for a checkpoint with blocks give its config.json"
     )
 
@@ -103,7 +104,7 @@ def _problem(layer: RankLinear, out: Dtype) -> DenseGemm:
 
 
 def _notes(layers: Sequence[RankLinear], shapes: int) -> list[str]:
-    """What the problems are for, and which layers have none."""
+    """Return notes: which layers have problems, and which have none."""
     read = [layer for layer in layers if layer.dtype is not None]
     names = ", ".join(dict.fromkeys(layer.name for layer in read))
     notes = [f"the linear layers of a rank have {shapes} shapes: {names}"]
@@ -118,5 +119,5 @@ def _engines() -> list[str]:
 
 
 def _rules(engine: str) -> ModuleType:
-    """The engine's rules for dense GEMMs: `bindings/<engine>/dense_gemm`."""
+    """Return the engine's rules for dense GEMMs: `bindings/<engine>/dense_gemm`."""
     return engine_module(engine, "dense_gemm")

@@ -1,4 +1,4 @@
-"""Predict times with the device model of fused MoE and its constants; nothing is fitted anew."""
+"""Predict times with the device model and the constants of fused MoE; nothing is fitted anew."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ class GemmPredictor:
         self._footprints = lru_cache(maxsize=None)(self._estimate)
 
     def predict_us(self, point: Point, config: Config, compiled: Compiled) -> float:
-        """The model's microseconds for all kernels of a GEMM."""
+        """Return the model's microseconds for all kernels of a GEMM."""
         return self._predict(point, config, Footprint.of(compiled))
 
     def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:
-        """The model's time as `median_us`."""
+        """Return the model's time as `median_us`."""
         if not compiled.ok:
             return Measurement(compiled.status, detail=compiled.detail)
         us = self.predict_us(candidate.point, candidate.config, compiled)
         return Measurement(Status.PREDICTED, us, detail="by the device model")
 
     def considers(self, point: Point, config: Config) -> bool:
-        """Whether the model can judge a configuration at a point.
+        """Say whether the model can judge a configuration at a point.
 
-        Kernels read A's rows modulo M. So a tile that is taller than the batch reads rows again and
-        again, and where M is 1 not even in vectors. The model knows nothing of that: on an H100 it
-        preferred tiles of 64 rows at M = 1, which took up to three times the best time. It knows
-        nothing of the options of AMD's compiler either, and AMD's cards copy nothing to LDS behind
-        a kernel's back: with few exceptions, engines ship them two stages.
+        Kernels read A's rows modulo M. So a tile that is taller than the batch reads rows
+        repeatedly, and if M is 1 not even in vectors. The model does not see this: on an H100 it
+        preferred tiles of 64 rows at M = 1, which took up to three times the best time. The model
+        does not know the options of AMD's compiler either. AMD's cards do not copy to LDS in the
+        background: with few exceptions, engines ship two stages for them.
         """
         if self._unmodelled and (self._unmodelled & config.keys() or config["num_stages"] != 2):
             return False
         return config["BLOCK_SIZE_M"] <= max(LEAST_TILE, 1 << (point.batch_size - 1).bit_length())
 
     def shortlist(self, point: Point, configs: Iterable[Config], n: int) -> list[Config]:
-        """The `n` best of configurations that are not compiled yet, best first.
+        """Return the `n` best of configurations that are not compiled yet, best first.
 
-        Footprints are estimates, so some of these may not fit.
+        Footprints are estimates, so some of the configurations may not fit.
         """
         scores = self._judged(point, configs)
         return sorted(scores, key=lambda config: (scores[config], config.key))[:n]
@@ -67,9 +67,10 @@ class GemmPredictor:
     def shortlist_all(
         self, configs: Mapping[Point, Sequence[Config]], budget: int
     ) -> dict[Point, list[Config]]:
-        """At most `budget` distinct configurations in all, by point and best first.
+        """Return at most `budget` distinct configurations in all, by point and best first.
 
-        Batch sizes share compiled kernels, so a point gets every chosen one that its space has.
+        Batch sizes share compiled kernels, so a point gets every chosen configuration that its
+        space has.
         """
         scores = {point: self._judged(point, some) for point, some in configs.items()}
         chosen = {config for _, config in cover(_needs(scores), budget)}
@@ -82,7 +83,7 @@ class GemmPredictor:
         }
 
     def estimate_all(self, point: Point, configs: Iterable[Config]) -> dict[Config, float]:
-        """Times by estimated footprint, for the configurations that will probably fit."""
+        """Return times by estimated footprint, for the configurations that will probably fit."""
         found = {}
         for config in configs:
             footprint = self._footprints(config)
@@ -103,8 +104,8 @@ class GemmPredictor:
         return us + (self._reduce_us(M * N, splits) if splits > 1 else 0.0)
 
     def _reduce_us(self, elements: int, splits: int) -> float:
-        """Microseconds of the kernel that adds up the parts of a split. They are in L2, or come
-        from memory; the rest is one block's series of loads and stores.
+        """Return the microseconds of the kernel that adds up the parts of a split. The parts are
+        read from L2 or from memory; the rest of the time is a block's series of loads and stores.
         """
         c, device = self._constants, self._device
         read = elements * splits * 4
@@ -125,8 +126,8 @@ class GemmPredictor:
 
 
 def _rescales(problem: DenseGemm) -> int:
-    """How often a step scales or converts each accumulator. Without blocks the kernel does both
-    once, after its last step.
+    """Return how often a step scales or converts each accumulator. Without blocks the kernel does
+    both once, after its last step.
     """
     if problem.block is None:
         return 0

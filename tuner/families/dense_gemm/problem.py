@@ -1,4 +1,4 @@
-"""A quantised dense GEMM as a problem: C (M, N) = A (M, K) x B (N, K) transposed, with scales."""
+"""Describe a quantised dense GEMM: C (M, N) = A (M, K) x B (N, K) transposed, with scales."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ class DensePart(Part):
 
 @dataclass(frozen=True)
 class DenseGemm:
-    """A linear layer as one rank runs it. Raises BadProblem for what no engine kernel accepts.
+    """A linear layer as one rank runs it. Raises BadProblem for values that no engine kernel
+    accepts.
 
-    A has a scale for each row and block of K, and B one for each block (n, k): `block_gemm`. Or A
-    has a scale for each row, and B one for each column of C: `channel_gemm`.
+    `block_gemm`: A has a scale for each row and block of K, and B a scale for each block (n, k).
+    `channel_gemm`: A has a scale for each row, and B a scale for each column of C.
     """
 
     N: int  # columns of C on this rank
@@ -57,7 +58,7 @@ class DenseGemm:
         return BLOCK if self.block else CHANNEL
 
     def spec(self) -> str:
-        """The canonical text of this problem; `parse_problem` reads it back."""
+        """Return the canonical text of this problem; `parse_problem` reads it back."""
         parts = [f"N={self.N}", f"K={self.K}", f"dtype={self.dtype.value}"]
         if self.block:
             parts.append(f"block={self.block[0]}x{self.block[1]}")
@@ -67,7 +68,9 @@ class DenseGemm:
 
 
 def same_weights(one: Problem, other: Problem) -> bool:
-    """Whether two problems differ at most in the type of C, which the engine's files leave out."""
+    """Say whether two problems differ at most in the type of C, which the names of files leave
+    out.
+    """
     assert isinstance(one, DenseGemm)
     assert isinstance(other, DenseGemm)
     return replace(one, out=Dtype.BFLOAT16) == replace(other, out=Dtype.BFLOAT16)

@@ -1,4 +1,4 @@
-"""The launch configurations that are legal for a dense GEMM on a device."""
+"""Define the launch configurations that are legal for a dense GEMM on a device."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def gemm_space(
     choices: Mapping[str, tuple[int, ...]],
     loaded: Callable[[Config], Config],
 ) -> Space:
-    """The space of a problem, for all batch sizes; `space_at` is smaller.
+    """Return the space of a problem for all batch sizes; `space_at` is smaller.
 
-    `choices`: further keys, from `GemmKernels.choices`. `loaded`: `GemmEngine.effective`, for
-    which BLOCK_SIZE_K alone matters.
+    `choices`: further keys, from `GemmKernels.choices`. `loaded`: `GemmEngine.effective`, which
+    depends on BLOCK_SIZE_K alone.
     """
     blocks = _ROCM_BLOCKS if device.target.platform == HIP else _BLOCKS
     axes = dict(blocks if problem.block else _CHANNELS)
@@ -86,8 +86,8 @@ def gemm_space(
 
 
 def _depth_is_right(problem: DenseGemm, depth: int) -> bool:
-    """Whether the kernel multiplies each element with its own scale, and no step is needlessly
-    short.
+    """Say whether the kernel multiplies each element with its own scale, in steps that are not
+    needlessly short.
     """
     if problem.block is None:
         return depth <= max(64, problem.K)
@@ -152,7 +152,7 @@ def _pipelined_bytes(config: Config) -> int:
 
 
 def space_at(space: Space, problem: DenseGemm, device: Device, batch_size: int) -> Space:
-    """The part of a problem's space that can win at a batch size."""
+    """Return the part of a problem's space that can win at a batch size."""
     at = space.narrowed(_rules_at(problem, device, batch_size))
     return without_equal_groups(at, partial(_row_tiles, batch_size))
 
@@ -181,14 +181,16 @@ def _row_tiles(M: int, block_m: int) -> int:
 
 
 def _most_splits(problem: DenseGemm, device: Device, config: Config, M: int) -> float:
-    """Splits with which there are about four blocks for each multiprocessor, and two steps each."""
+    """Return the most splits that leave at most four blocks for each multiprocessor and at least
+    two steps for each split.
+    """
     blocks = _row_tiles(M, config["BLOCK_SIZE_M"]) * -(-problem.N // config["BLOCK_SIZE_N"])
     steps = -(-problem.K // config["BLOCK_SIZE_K"])
     return min(4 * device.sm_count / blocks, steps / 2)
 
 
 def config_cells(config: Config) -> tuple[object, ...]:
-    """Blocks, group, warps, stages and further keys, as tables show them; blank for null."""
+    """Return blocks, group, warps, stages and further keys, as tables show them; blank for null."""
     if not config:
         return ("null", None, None, None, "")
     tiles = [config.get(f"BLOCK_SIZE_{axis}", "?") for axis in "MNK"]
@@ -209,11 +211,11 @@ def seeds_for(
     foreseen: Mapping[Point, Sequence[Config]],
     without: Collection[tuple[int, int]] = (),
 ) -> dict[Point, list[Config]]:
-    """Distinct legal configurations for each point: `known` ones first, then elected ones.
+    """Return distinct legal configurations for each point: the `known` first, then the elected.
 
     `at` has the space of each point, and `space` is the problem's. `known`: configurations that are
     surely worth a trial, such as the engine's. `foreseen`: the device model's best, which alternate
-    with the elected ones. `without`: (N, K) of files to ignore, for a fair evaluation of a search.
+    with the elected. `without`: (N, K) of files to ignore, for a fair evaluation of a search.
     """
     away = cache(partial(device_distance, device=device))
     files = (
@@ -234,7 +236,9 @@ def seeds_for(
 def relatives(
     problem: DenseGemm, chosen: Iterable[tuple[Problem, Mapping[Point, Config]]]
 ) -> dict[int, list[Config]]:
-    """By batch size, what was chosen for other GEMMs of the model; the nearest GEMM is first."""
+    """Return, by batch size, the configurations that were chosen for other GEMMs of the model; the
+    nearest GEMM is first.
+    """
     found: list[tuple[float, int, Config]] = []
     for other, configs in chosen:
         same = isinstance(other, DenseGemm) and (other.dtype, other.block) == (
@@ -255,12 +259,14 @@ def _not_null(entries: Mapping[int, Config]) -> dict[int, Config]:
 
 
 def _same_parameters(key: GemmFileKey, problem: DenseGemm) -> bool:
-    """Whether the file's kernel has the problem's parameters."""
+    """Say whether the file's kernel has the problem's parameters."""
     return (key.block is None) == (problem.block is None)
 
 
 def _problem_distance(key: GemmFileKey, problem: DenseGemm) -> float:
-    """An octave of N or of K is half a unit each, another type or block is one."""
+    """Return the distance: half a unit for an octave of N or of K, a unit for another type or
+    block.
+    """
     return (
         octaves(key.N, problem.N) / 2
         + octaves(key.K, problem.K) / 2
@@ -275,7 +281,7 @@ def find_baselines(
     device: Device,
     batch_sizes: Iterable[int],
 ) -> Baselines:
-    """The baselines at the sizes that a file must hold, and at `batch_sizes`."""
+    """Return the baselines at the sizes that a file must hold, and at `batch_sizes`."""
     keys = engine.entries(problem, device)
     found: dict[Point, dict[str, Config]] = {}
     near, platform = set(), device.target.platform

@@ -1,4 +1,4 @@
-"""The tuning run of a quantised dense GEMM."""
+"""Prepare the tuning run of a quantised dense GEMM."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PREDICT_KERNELS = {Effort.QUICK: 20, Effort.STANDARD: 40, Effort.EXHAUSTIVE: 100
 FORESEEN = 4  # the number of a search's seeds at a point that come from the device model
 RELATIVES = 3  # the number that earlier GEMMs of the same model may add
 # Few large rounds: a model has many shapes, and each round waits for its slowest kernel. Compiling
-# costs more than measuring, so a point first tries what is best at its neighbours.
+# costs more than measuring, so a point first tries its neighbours' best.
 BUDGETS = {
     Effort.QUICK: Budget(TRIES[Effort.QUICK], kernels=100, seeds=8, per_round=4),
     Effort.STANDARD: Budget(TRIES[Effort.STANDARD], kernels=240, seeds=12, per_round=7, nearby=4),
@@ -56,7 +56,7 @@ TABLE = EntryTable(
 
 
 def prepare(request: Request) -> PreparedRun:
-    """The run of a GEMM. Raises BadInput for a request that cannot be tuned."""
+    """Return the run of a GEMM. Raises BadInput for a request that cannot be tuned."""
     assert isinstance(request.problem, DenseGemm)  # the registry chose this family
     assert isinstance(request.selected, GemmSelection)
     problem, device, kind = request.problem, request.device, request.source.kind
@@ -113,7 +113,7 @@ def _points(
 
 
 def _tries(request: Request, at: Mapping[Point, Space], budget: Budget) -> dict[str, int]:
-    """The most configurations to try at each size."""
+    """Return the most configurations to try at each size."""
     predicted = request.source.kind is MeasureKind.PREDICT
     most = PREDICT_KERNELS[request.effort] if predicted else budget.per_point
     return {point.size: min(len(space), most) for point, space in at.items()}
@@ -129,7 +129,7 @@ def _strategy(
     predictor: GemmPredictor,
     budget: Budget,
 ) -> Callable[[KnownBefore], Strategy]:
-    """How configurations are tried. `at`: the space of each point."""
+    """Return how to make the strategy that tries configurations. `at`: the space of each point."""
     if request.source.kind is MeasureKind.PREDICT:
         legal = {point: narrow.configs() for point, narrow in at.items()}
         return lambda known: FixedStrategy(

@@ -1,7 +1,7 @@
-"""The trials of a fused-MoE layer at one batch size, and the pairs of configurations in them.
+"""Group the trials of a fused-MoE layer by batch size, and pair the configurations of its gemms.
 
-Also which pairs are worth timing again, in words why a pair was chosen, and a search for engines
-that run both gemms with one configuration.
+This module also finds pairs worth timing again, says why a pair was chosen, and searches for
+engines that run both gemms with the same configuration.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Choice = dict[Gemm, Config]
 
 @dataclass(frozen=True)
 class SizeTrials:
-    """One batch size's trials by gemm and configuration, and its incumbents."""
+    """The trials of a batch size, by gemm and configuration, and its incumbents."""
 
     batch_size: int
     trials: Mapping[Gemm, Mapping[Config, Trial]]
     incumbents: Mapping[str, Mapping[Gemm, Config]]  # "default", "shipped"
     block: int | None = None  # the BLOCK_SIZE_M of the other gemm, if it is not tuned now
-    previous: Mapping[Gemm, Config] | None = None  # the pair that the store has; it may run here
+    previous: Mapping[Gemm, Config] | None = None  # the stored pair, which may run here
 
     @property
     def predicted(self) -> bool:
@@ -40,8 +40,8 @@ class SizeTrials:
         return any(trial.measurement.status is Status.PREDICTED for trial in trials)
 
     def total_us(self, choice: Choice) -> float | None:
-        """Microseconds of both gemms, or None if one has no time or a BLOCK_SIZE_M other than
-        `block`.
+        """Return the microseconds of both gemms, or None if a gemm has no time or its BLOCK_SIZE_M
+        is not `block`.
         """
         total = 0.0
         for gemm, config in choice.items():
@@ -54,15 +54,15 @@ class SizeTrials:
         return total
 
     def pair(self, configs: Mapping[Point, Config]) -> Choice | None:
-        """The pair of these configurations at this size; see `pair_at`."""
+        """Return the pair of these configurations at this size; see `pair_at`."""
         return pair_at([Point(self.batch_size, gemm) for gemm in self.trials], configs)
 
     def changes(self, choice: Choice) -> int:
-        """How many of a pair's configurations are others than the store has."""
+        """Return how many of a pair's configurations differ from the stored pair."""
         return sum((self.previous or {}).get(gemm) != config for gemm, config in choice.items())
 
     def incumbent(self) -> tuple[str, Choice | None]:
-        """What the engine would run: its file's entry if it finds one, else its heuristic's."""
+        """Return the shipped entry, else the heuristic's; and which of the two it is."""
         for name in ("shipped", "default"):
             if name in self.incumbents:
                 return name, dict(self.incumbents[name])
@@ -96,7 +96,7 @@ def trials_by_size(
 
 
 def pair_at(points: Sequence[Point], configs: Mapping[Point, Config]) -> Choice | None:
-    """The configurations at a size, if there is one for each gemm and they can run together."""
+    """Return a size's configurations, if each gemm has one and they can run together."""
     if any(point not in configs for point in points):
         return None
     if len({configs[point]["BLOCK_SIZE_M"] for point in points}) > 1:
@@ -105,7 +105,7 @@ def pair_at(points: Sequence[Point], configs: Mapping[Point, Config]) -> Choice 
 
 
 def choices_of(field: SizeTrials, one_config: bool) -> Iterator[Choice]:
-    """The pairs worth comparing: for every BLOCK_SIZE_M, the fastest of each gemm."""
+    """Yield the pairs worth comparing: for every BLOCK_SIZE_M, the fastest of each gemm."""
     gemms = sorted(field.trials)
     if one_config:
         for config in field.trials[gemms[0]]:
@@ -125,7 +125,7 @@ def time_then_key(item: tuple[Config, Trial]) -> tuple[float, str]:
 
 
 def gain(field: SizeTrials, choice: Choice) -> str:
-    """How much faster than what the engine runs a pair is, in words."""
+    """Return a pair's gain over the engine's own pair, in words."""
     name, incumbent = field.incumbent()
     choice_us = field.total_us(choice)
     incumbent_us = field.total_us(incumbent) if incumbent else None
@@ -137,7 +137,7 @@ def gain(field: SizeTrials, choice: Choice) -> str:
 
 
 def why_nothing_fits(field: SizeTrials) -> str:
-    """Why no pair can run at a batch size."""
+    """Return why no pair can run at a batch size."""
     why = f"no configuration compiles and fits at batch size {field.batch_size}"
     if field.block is None:
         return why
@@ -154,7 +154,7 @@ def _why_replaced(field: SizeTrials, name: str) -> str:
 
 
 def kept(name: str, predicted: bool) -> str:
-    """Why the incumbent of that name stays."""
+    """Return why the incumbent of that name stays."""
     if predicted:
         return f"nothing is predicted to be clearly faster than the {name} configuration"
     return f"the {name} configuration is as fast, within the noise"
@@ -171,9 +171,9 @@ def finalists(
     *,
     one_config: bool,
 ) -> list[Trial]:
-    """The trials worth timing again. At each requested point these are the incumbents, the previous
-    choice, the choices there and at the neighbouring batch sizes, and the fastest with the two best
-    BLOCK_SIZE_M.
+    """Return the trials worth timing again. At each requested point these are the incumbents, the
+    previous choice, the choices there and at the neighbouring batch sizes, and the fastest with the
+    two best BLOCK_SIZE_M.
 
     `one_config`: the fastest in the sum of both gemms.
     """
@@ -197,7 +197,7 @@ def finalists(
 
 
 def _best_together(field: SizeTrials) -> Mapping[Gemm, Sequence[Config]]:
-    """The fastest configurations of both gemms."""
+    """Return the fastest configurations of both gemms."""
     totals = [(field.total_us(choice), choice) for choice in choices_of(field, one_config=True)]
     timed = [(total, choice) for total, choice in totals if total is not None]
     timed.sort(key=lambda item: (item[0], next(iter(item[1].values())).key))
@@ -206,7 +206,7 @@ def _best_together(field: SizeTrials) -> Mapping[Gemm, Sequence[Config]]:
 
 
 def _best_of_blocks(field: SizeTrials) -> Mapping[Gemm, Sequence[Config]]:
-    """Each gemm's fastest configurations with the best values of BLOCK_SIZE_M."""
+    """Return each gemm's fastest configurations with the best values of BLOCK_SIZE_M."""
     best = _best_blocks(field)
     return {
         gemm: [config for block in best for config in _fastest_of(timed, block)]
@@ -252,12 +252,12 @@ class OneConfigStrategy:
 
 
 def _at(gemm: Gemm, candidate: Candidate) -> Candidate:
-    """The candidate's configuration at a gemm of its batch size."""
+    """Return the candidate's configuration at a gemm of its batch size."""
     return Candidate(Point(candidate.point.batch_size, gemm), candidate.config)
 
 
 def _sum(up: Measurement, down: Measurement) -> Measurement:
-    """The time of both gemms, or the first measurement without a time."""
+    """Return the time of both gemms, or the first measurement without a time."""
     if up.median_us is None or down.median_us is None:
         return up if up.median_us is None else down
     return replace(up, median_us=up.median_us + down.median_us)

@@ -60,7 +60,7 @@ class MoeCheck(Check[CheckedEntry]):
 
 
 def claims(name: str, engine: Engine) -> bool:
-    """Whether a name is that of a fused-MoE config file."""
+    """Say whether a file name is the name of a fused-MoE config file."""
     layer = moe_engine(engine)
     try:
         layer.read_any_name(name)
@@ -70,7 +70,7 @@ def claims(name: str, engine: Engine) -> bool:
 
 
 def asked_names(problems: Sequence[FusedMoe], device: Device, engine: Engine) -> list[str]:
-    """The files for which the engine asks. Raises UnsupportedKernel."""
+    """Return the names of the files for which the engine asks. Raises UnsupportedKernel."""
     layer = moe_engine(engine)
     gemms = list(Gemm) if layer.has_down_files() else [Gemm.UP]
     return [layer.file_name(problem, device, gemm) for problem in problems for gemm in gemms]
@@ -82,10 +82,9 @@ def check_files(
     """Compile every entry of the files for the device, for the gemms that each file serves.
 
     `options` may have hidden_size and top_k, which file names lack. A file without `_down` serves
-    both gemms unless it has a `_down` file beside it and the engine reads such files.
-
-    Raises MalformedConfigFile or BadProblem for a file whose name or content is not an engine's,
-    before it compiles anything.
+    both gemms unless it has a `_down` file beside it and the engine reads such files. Raises
+    MalformedConfigFile or BadProblem, before anything is compiled, if a file's name or content is
+    not an engine's.
     """
     layer = moe_engine(engine)
     read = [_group_of_file(path, layer, options, device) for path in files]
@@ -98,13 +97,13 @@ def check_files(
 def _never_read(
     groups: Sequence[CheckGroup[FusedMoe]], layer: MoeEngine, checked: Device
 ) -> Iterator[UnreadFile]:
-    """Files that this release never reads, whatever the model."""
+    """Yield files that this release never reads, whatever the model."""
     triton = triton_for(layer.engine)
     for group in groups:
         path = Path(group.name)
         key = layer.read_any_name(path.name)
         if not key.device:
-            why = "its name has none of a GPU, and a server asks for that of its GPU"
+            why = "its name has no GPU, and a server asks for a name with its GPU"
             yield UnreadFile(group.name, (), f"{path.name} is never read: {why}.")
             continue
         # Without a folder of a Triton, or without the release's own Triton, folders tell nothing.
@@ -128,7 +127,7 @@ def _never_read(
 def _elsewhere(
     group: CheckGroup[FusedMoe], root: Path, layer: MoeEngine, device: Device, triton: str
 ) -> Iterator[UnreadFile]:
-    """The group's file, if the engine reads another one below `root`, or none."""
+    """Yield the group's file if the engine reads another file below `root`, or none."""
     path = Path(group.name).absolute()
     gemm = layer.read_any_name(path.name).gemm
     try:
@@ -171,9 +170,9 @@ def _group_of_file(
 def _checkable(
     groups: Sequence[CheckGroup[FusedMoe]], options: Mapping[str, Any]
 ) -> tuple[list[str], list[CheckGroup[FusedMoe]]]:
-    """What is assumed of weights with groups, and the files that can be checked.
+    """Return notes about weights with groups, and the files that can be checked.
 
-    The launcher may refuse such weights or run a compiled kernel, which is no fault of a file.
+    If the launcher refuses such weights or runs a compiled kernel, the file is not at fault.
     """
     notes, found = [], []
     for group in groups:
@@ -198,11 +197,11 @@ def _checkable(
 def _bound(
     group: CheckGroup[FusedMoe],
 ) -> tuple[list[tuple[EntryToCheck, Binding]], list[UnsupportedKernel]]:
-    """The entries as the engine's launcher binds them, and why it refuses the others."""
+    """Return the entries as the engine's launcher binds them, and why it refuses the others."""
     bound: list[tuple[EntryToCheck, Binding]] = []
     refused: list[UnsupportedKernel] = []
     for asked in group.entries:
-        assert asked.candidate is not None  # `_group_of_file` gives each entry one
+        assert asked.candidate is not None  # `_group_of_file` gives each entry a candidate
         try:
             bound.append((asked, group.binder(asked.candidate)[1]))
         except UnsupportedKernel as error:
@@ -211,22 +210,22 @@ def _bound(
 
 
 def _beyond(groups: Sequence[CheckGroup[FusedMoe]]) -> Iterator[str]:
-    """What runs at sizes beside those of a file that begins late or ends early."""
+    """Yield notes on files that begin late or end early: which entry runs at the sizes beyond."""
     for group in groups:
         sizes = sorted({asked.size for asked in group.entries})
-        few = [f"smaller sizes that of M={sizes[0]}"] if sizes[0] > 1 else []
-        few += [f"larger sizes that of M={sizes[-1]}"] if sizes[-1] < _LARGE else []
+        few = [f"smaller sizes run the entry of M={sizes[0]}"] if sizes[0] > 1 else []
+        few += [f"larger sizes run the entry of M={sizes[-1]}"] if sizes[-1] < _LARGE else []
         if few:
-            yield f"{Path(group.name).name}: the nearest entry counts: {' and '.join(few)}"
+            yield f"{Path(group.name).name}: {', and '.join(few)}"
 
 
 def _changed(groups: Sequence[CheckGroup[FusedMoe]], engine: Engine) -> list[str]:
-    """Entries that the engine's launcher changes before it runs them, such as a block along K that
-    is longer than the block of quantisation.
+    """Return notes on entries that the engine's launcher changes before it runs them, such as a
+    block along K that is longer than the block of quantisation.
     """
     sizes: dict[tuple[str, str, object, object], dict[int, None]] = {}
     for group in groups:
-        bound, _ = _bound(group)  # the compiler tells what is refused
+        bound, _ = _bound(group)  # the compiler reports refused entries
         for asked, kernel in bound:
             for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"):
                 runs, written = kernel.arguments.get(name), asked.config[name]

@@ -1,11 +1,12 @@
 """Choose the entry of every point from a fused-MoE layer's trials.
 
 Up and down are tuned separately but chosen together: an engine sorts a batch's tokens once, in
-blocks of BLOCK_SIZE_M, and runs both gemms on that order, so a pair must share its BLOCK_SIZE_M.
-A pair replaces the incumbent (what the engine would run anyway) only if it is faster by more
-than the noise. Every batch size gets an entry.
+blocks of BLOCK_SIZE_M, and runs both gemms on that order, so a pair must share its BLOCK_SIZE_M. A
+pair replaces the incumbent (the engine's own pair) only if it is faster by more than the noise.
+Every batch size gets an entry.
 
-`find_baselines` says what an engine runs without this tuner, and finds its makers' own entries.
+`find_baselines` finds the entries that an engine runs without this tuner, and its makers' own
+entries.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ SLOWER = "the {} configuration stays: the makers' entry for this card is predict
 
 @dataclass(frozen=True)
 class MoePolicy:
-    """When a faster time counts."""
+    """The margins by which a faster time counts."""
 
     noise: float  # relative; a smaller gain over the incumbent does not count
     tie: float | None = None  # relative: times this near count as equal; None: `noise`
     one_config: bool = False  # the engine has one file for both gemms
 
     def beats(self, time_us: float, incumbent_us: float) -> bool:
-        """Whether a time is below the incumbent's by more than the noise."""
+        """Say whether a time is below the incumbent's by more than the noise."""
         return time_us < incumbent_us * (1 - self.noise)
 
     def ties(self, time_us: float, best_us: float, incumbent_us: float | None) -> bool:
-        """Whether a time counts as equal to the best time, and also beats the incumbent."""
+        """Say whether a time counts as equal to the best time, and also beats the incumbent."""
         tie = self.noise if self.tie is None else self.tie
         equal = time_us <= best_us * (1 + tie)
         return equal and (incumbent_us is None or self.beats(time_us, incumbent_us))
@@ -63,23 +64,23 @@ class MoePolicy:
 
 @dataclass(frozen=True)
 class MoeChooser:
-    """Chooses the entries of one run, and what is worth timing again."""
+    """Chooses the entries of a run, and the trials worth timing again."""
 
     incumbents: Mapping[Point, Mapping[str, Config]]
     policy: MoePolicy
     requested: Collection[int]  # the batch sizes that were tuned
     # By batch size, the BLOCK_SIZE_M of a gemm that is not tuned now. The other gemm must share it.
     blocks: Mapping[int, int] | None = None
-    previous: Mapping[Point, Config] | None = None  # what the store had when the run began
+    previous: Mapping[Point, Config] | None = None  # the stored choices when the run began
     trusted: Mapping[Point, Config] | None = None  # the makers' own: stays if it can run at all
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
-        """One entry for each point that `incumbents` names, in order of batch size.
+        """Return an entry for each point that `incumbents` names, in order of batch size.
 
         All sizes that were not tuned get the engine's configuration, or the nearest tuned pair if
-        that cannot run. They need an entry because with a file the engine no longer uses its
-        heuristic. What an earlier run chose stays unless a pair is faster by more than a tie, so
-        that nothing changes from night to night but for a reason.
+        the engine's cannot run. They need an entry because with a file the engine no longer uses
+        its heuristic. The choice of an earlier run stays unless a pair is faster by more than a
+        tie, so that nothing changes from night to night without a reason.
 
         Raises NothingFits, which names the batch size, if no candidate of a requested size has a
         time.
@@ -100,7 +101,7 @@ class MoeChooser:
         return sorted(entries, key=lambda entry: entry.point)
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
-        """See `finalists`."""
+        """Return the trials worth timing again; see `finalists`."""
         one = self.policy.one_config
         return finalists(self._fields(trials), entries, self.requested, one_config=one)
 
@@ -164,8 +165,8 @@ def _choose_at(
 def _previous(
     field: SizeTrials, policy: MoePolicy, best_us: float, incumbent_us: float | None
 ) -> Choice | None:
-    """The pair that the store has, unless another one is faster by more than a tie or the engine's
-    own is faster at all.
+    """Return the stored pair, unless another pair is faster by more than a tie or the engine's own
+    pair is faster at all.
     """
     if field.previous is None or (policy.one_config and len(set(field.previous.values())) > 1):
         return None
@@ -204,7 +205,7 @@ def _lightest(
 
 
 def _rivals(timed: Mapping[Config, Trial], best: Config, policy: MoePolicy) -> list[Config]:
-    """The configurations of one gemm that may replace `best` beside the other gemm's."""
+    """Return the configurations of a gemm that may replace `best` beside the other gemm's."""
     best_us = timed[best].measurement.median_us
     assert best_us is not None
     times = {config: trial.measurement.median_us for config, trial in timed.items()}
@@ -247,14 +248,18 @@ def _entries(field: SizeTrials, choice: Choice, reason: str) -> Iterator[Entry]:
 
 @dataclass(frozen=True)
 class MoeBaselines(Baselines):
-    """What the engine runs, and entries for the card in a file that its servers do not ask for."""
+    """The engine's own entries, and entries for the card in a file that its servers do not ask
+    for.
+    """
 
     unread: Path | None = None  # that file
     unread_entries: Mapping[Point, Config] | None = None
 
     @cached_property
     def trusted(self) -> Mapping[Point, Config]:
-        """What the makers measured on the card, near its size. It may not run with this Triton."""
+        """Return the entries that the makers measured on the card, near its size. They may not run
+        with this Triton.
+        """
         shipped = {
             point: self.configs[point]["shipped"] for point in self.configs if self._ships(point)
         }
@@ -269,9 +274,9 @@ def find_baselines(
     gemms: Sequence[Gemm],
     batch_sizes: Iterable[int],
 ) -> MoeBaselines:
-    """By point: "default", and "shipped" if the loader finds a file.
+    """Return baselines by point: "default", and "shipped" if the loader finds a file.
 
-    The points cover what a file must hold, and `batch_sizes`.
+    The points cover the sizes that a file must hold, and `batch_sizes`.
     """
     files = _files(engine, problem, device, triton)
     keys = [read_lenient(path, engine.fields).entries.keys() for path in files.values()]
@@ -286,14 +291,14 @@ def find_baselines(
             }
         if Gemm.UP in files and "shipped" in by_name and all(tuned_near(size, k) for k in keys):
             near.update(Point(size, gemm) for gemm in gemms)
-    # An entry of one gemm may have another BLOCK_SIZE_M than the store has for the other gemm.
+    # A gemm's entry may have another BLOCK_SIZE_M than the stored entry of the other gemm.
     whole = len(gemms) > 1 or not engine.has_down_files()
     found = MoeBaselines(configs, frozenset(near), uncompiled=whole)
     return found if files else _with_unread(found, engine, problem, device)
 
 
 def _files(engine: MoeEngine, problem: FusedMoe, device: Device, triton: str) -> dict[Gemm, Path]:
-    """The files that the loader reads."""
+    """Return the files that the loader reads."""
     found = {
         gemm: engine.find_file(None, problem, device, gemm, triton)
         for gemm in (Gemm if engine.has_down_files() else (Gemm.UP,))
@@ -304,8 +309,8 @@ def _files(engine: MoeEngine, problem: FusedMoe, device: Device, triton: str) ->
 def _with_unread(
     found: MoeBaselines, engine: MoeEngine, problem: FusedMoe, device: Device
 ) -> MoeBaselines:
-    """The baselines with the entries of the newest file for the card that the loader does not find:
-    of another Triton, or under a name of before the flag for scales per channel.
+    """Return the baselines with the entries of the newest file for the card that the loader does
+    not find: a file of another Triton, or named before the flag for scales per channel.
     """
     up, down = (_unread(engine, problem, device, gemm) for gemm in (Gemm.UP, Gemm.DOWN))
     if up is None:
@@ -331,7 +336,7 @@ def _unread(engine: MoeEngine, problem: FusedMoe, device: Device, gemm: Gemm) ->
     names = [name]
     if problem.dtype is Dtype.INT8_W8A8 and problem.per_channel_quant:
         # Before the flag, names of int8 without blocks meant scales per channel (sglang 0.4.4,
-        # fused_moe_kernel: "channel-wise"), and those of fp8 one scale for all.
+        # fused_moe_kernel: "channel-wise"), and names of fp8 meant one scale for all.
         key = replace(engine.read_file_name(name), per_channel_quant=False)
         names.append(format_file_name(key))
     paths = [path for path in sorted(engine.configs.glob(engine.pattern)) if path.name in names]

@@ -1,4 +1,4 @@
-"""What an engine whose fused-MoE layers can be tuned has to give, and what it inherits."""
+"""Define the interface of engines whose fused-MoE layers can be tuned."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MoeFileKey(file_engine.FileKey):
 
     @property
     def intermediate_size(self) -> int:
-        """The problem's N in elements."""
+        """Return the problem's N in elements."""
         return self.N * 2 if self.packed and self.dtype == Dtype.INT4_W4A16.value else self.N
 
 
@@ -57,7 +57,9 @@ NAME = re.compile(
 
 
 def format_file_name(key: MoeFileKey, comma: str = ", ") -> str:
-    """The file name for a key; `parse_file_name` reads it back. `comma`: in a block's shape."""
+    """Return the file name for a key; `parse_file_name` reads it back. `comma`: in a block's
+    shape.
+    """
     name = f"E={key.E},N={key.N},device_name={key.device}"
     if key.dtype:
         name += f",dtype={key.dtype}"
@@ -95,7 +97,7 @@ def parse_file_name(name: str, comma: str = ", ", *, packed: bool = True) -> Moe
 
 @dataclass(frozen=True)
 class Fusion:
-    """What fusing shared experts adds to a layer's `E` and `top_k`, and the reason."""
+    """The experts and choices that fused shared experts add to `E` and `top_k`, and the reason."""
 
     experts: int
     top_k: int
@@ -104,19 +106,19 @@ class Fusion:
 
 @dataclass(frozen=True)
 class FusionCase:
-    """What decides whether an engine fuses a model's shared experts."""
+    """The facts that decide whether an engine fuses a model's shared experts."""
 
     model: Model
-    engine_version: str | None  # None: a recent one
+    engine_version: str | None  # None: a recent release
     target: Target
     tp: int = 1
     ep: int = 1
     dtype: Dtype | None = None  # None: the model's own
-    force: bool | None = None  # overrides what the engine does by default
+    force: bool | None = None  # overrides the engine's default
 
     @property
     def release(self) -> Release:
-        """The version as numbers; (): it is not known."""
+        """Return the version as numbers; (): it is not known."""
         return release_of(self.engine_version) if self.engine_version else ()
 
 
@@ -124,7 +126,7 @@ NOT_FUSED = Fusion(0, 0, "shared experts are not fused")
 
 
 class MoeKernels(FamilyKernels):
-    """The fused-MoE kernels of one engine version."""
+    """The fused-MoE kernels of an engine version."""
 
     # Whether slots of experts elsewhere, under expert parallelism, fill blocks of their own.
     foreign_blocks: ClassVar[bool]
@@ -133,7 +135,9 @@ class MoeKernels(FamilyKernels):
     def bind(
         self, problem: FusedMoe, gemm: Gemm, batch_size: int, config: Config, target: Target
     ) -> Binding:
-        """The kernel that the engine launches, and its arguments. Raises UnsupportedKernel."""
+        """Return the kernel that the engine launches, and its arguments. Raises
+        UnsupportedKernel.
+        """
 
     def bound(self, problem: FusedMoe, candidate: Candidate, target: Target) -> Binding:
         point = candidate.point
@@ -141,28 +145,30 @@ class MoeKernels(FamilyKernels):
 
 
 class LoaderRules(Protocol):
-    """What all engines' rules of a loader say."""
+    """The rules of a loader that all engines have."""
 
     @property
     def source(self) -> Path:
-        """The file that defines the loader; configs/ lies beside it."""
+        """Return the file that defines the loader; configs/ lies beside it."""
 
     @property
     def config_dir_env(self) -> bool:
-        """Whether a variable names a folder that is asked before the package, or replaces it."""
+        """Say whether a variable names a folder that is asked before the package, or replaces
+        it.
+        """
 
 
 @dataclass(frozen=True)
 class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
-    """The fused-MoE layer of one engine version on disk. `triton` is a version such as "3.6.0"."""
+    """The fused-MoE layer of an engine version on disk. `triton` is a version such as "3.6.0"."""
 
     pattern = "**/*.json"  # some versions have a folder for each Triton
-    variable: ClassVar[str]  # names another root, where the loader asks for it
+    variable: ClassVar[str]  # names another root, if the loader asks for it
 
     @property
     @abstractmethod
     def rules(self) -> LoaderRules:
-        """How the version's loader finds files, as its source says."""
+        """Return how the version's loader finds files, as its source says."""
 
     @property
     def package_root(self) -> Path:
@@ -170,51 +176,56 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
 
     @property
     def config_dir_variable(self) -> str | None:
-        """The environment variable for another root; None if the engine has none."""
+        """Return the environment variable for another root; None if the engine has none."""
         return self.variable if self.rules.config_dir_env else None
 
     def read_any_name(self, name: str) -> MoeFileKey:
-        """Like `read_file_name`, also for facts of which the engine's own names have none."""
+        """Read a file name like `read_file_name`, also for facts that the engine's own names never
+        have.
+        """
         return self.read_file_name(name)
 
     @property
     @abstractmethod
     def fields(self) -> EntryFields:
-        """The fields that entries of its files may have."""
+        """Return the fields that entries of the engine's files may have."""
 
     def fields_of(self, key: MoeFileKey) -> EntryFields:
         return self.fields
 
     @abstractmethod
     def config_dir(self, root: Path, triton: str) -> Path:
-        """The folder for a Triton version's files."""
+        """Return the folder for a Triton version's files."""
 
     @abstractmethod
     def has_down_files(self) -> bool:
-        """Whether the engine reads separate files for the down gemm."""
+        """Say whether the engine reads separate files for the down gemm."""
 
     @abstractmethod
     def file_name(self, problem: FusedMoe, device: Device, gemm: Gemm) -> str:
-        """The name that the engine looks for; UnsupportedKernel for DOWN without down files."""
+        """Return the name that the engine looks for. Raises UnsupportedKernel for DOWN without down
+        files.
+        """
 
     @abstractmethod
     def find_file(
         self, root: Path | None, problem: FusedMoe, device: Device, gemm: Gemm, triton: str
     ) -> Path | None:
-        """The file that the engine's loader reads, for DOWN perhaps the one of UP; None if it finds
-        none. Raises MalformedConfigFile if it would stop.
+        """Return the file that the engine's loader reads, for DOWN perhaps the UP file; None if it
+        finds no file. Raises MalformedConfigFile if the loader would stop.
         """
 
     @abstractmethod
     def default_config(self, problem: FusedMoe, device: Device, batch_size: int) -> Config:
-        """The heuristic's configuration, which the engine runs for both gemms without a file.
+        """Return the heuristic's configuration, which the engine runs for both gemms without a
+        file.
 
         It may lack num_warps and num_stages; `launch_config` adds Triton's defaults.
         """
 
     @property
     def stops_on_block_m(self) -> bool:
-        """Whether servers stop if the entries of up and down differ in BLOCK_SIZE_M."""
+        """Say whether servers stop if the entries of up and down differ in BLOCK_SIZE_M."""
         return False
 
     def incumbents(
@@ -225,8 +236,9 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
         triton: str,
         root: Path | None = None,
     ) -> dict[str, dict[Gemm, Config]]:
-        """What the engine runs: "default" without files, and "shipped" where its loader finds one
-        under `root`, unless the files of up and down together would stop servers.
+        """Return the engine's own configurations: "default" without files, and "shipped" if its
+        loader finds a file under `root`, unless the files of up and down together would stop
+        servers.
         """
         default = self.default_config(problem, device, batch_size)
         found = {"default": dict.fromkeys(Gemm, default)}
@@ -244,17 +256,18 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
         return found
 
     def sizes(self, problem: FusedMoe, device: Device, triton: str) -> list[int]:
-        """The batch sizes that a file must hold: the engine's own, and those of its shipped files.
+        """Return the batch sizes that a file must hold: the engine's own, and the sizes of its
+        shipped files.
 
-        Without one of them, the engine would run the entry of another size there, and no longer
-        what it runs without the file.
+        At a missing size, the engine would run the entry of another size, and no longer the entry
+        that it runs without the file.
         """
         paths = (self.find_file(None, problem, device, gemm, triton) for gemm in Gemm)
         found = (read_lenient(path, self.fields).entries for path in paths if path)
         return sorted({*BATCH_SIZES, *(size for entries in found for size in entries)})
 
     def takes_tma(self, problem: FusedMoe, gemm: Gemm) -> bool:
-        """Whether a gemm's kernel may load through TMA, and is correct then."""
+        """Say whether a gemm's kernel may load through TMA, and is then correct."""
         return False
 
     def entry(
@@ -266,13 +279,15 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
         batch_size: int,
         triton: str,
     ) -> Config | None:
-        """The entry of the file that the loader reads for a gemm; None if it finds none."""
+        """Return the entry of the file that the loader reads for a gemm; None if it finds no
+        file.
+        """
         path = self.find_file(root, problem, device, gemm, triton)
         entries = read_lenient(path, self.fields).entries if path else {}
         return self.pick(entries, batch_size) if entries else None
 
 
 def moe_engine(engine: Engine) -> MoeEngine:
-    """The fused-MoE layer of an engine. Raises UnsupportedFamily if it cannot be tuned."""
+    """Return the fused-MoE layer of an engine. Raises UnsupportedFamily if it cannot be tuned."""
     found: MoeEngine = engine_module(engine.name, "fused_moe").open_family(engine)
     return found

@@ -1,4 +1,4 @@
-"""Fused-MoE winners as the JSON files that an engine's loader reads, and how they reach servers."""
+"""Write fused-MoE winners as the JSON files that an engine's loader reads, for its servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tuner.problems.results import Winner
 
 
 class MoeFile(SizedFile):
-    """One engine file to write: a gemm of a problem for a device and a Triton version."""
+    """An engine's file to write: a gemm of a problem for a device and a Triton version."""
 
     @property
     def gemm(self) -> Gemm:
@@ -42,7 +42,7 @@ class MoeFile(SizedFile):
 
 @dataclass(frozen=True)
 class MoeLayout:
-    """The engine's own files, for one gemm."""
+    """The engine's own files, for a gemm."""
 
     layer: MoeEngine
     device: Device
@@ -57,7 +57,9 @@ class MoeLayout:
         return self.layer.sizes(_layer(problem), self.device, triton)
 
     def sidecar(self, path: Path) -> Path:
-        """`<root>/provenance/<folder under configs/>/<name>`; not all engines have configs/."""
+        """Return `<root>/provenance/<folder under configs/>/<name>`; not all engines have
+        configs/.
+        """
         parts = path.relative_to(self.root).parts
         return self.root.joinpath(PROVENANCE, *(parts[1:] if parts[0] == "configs" else parts))
 
@@ -68,11 +70,12 @@ class MoeLayout:
 def refuse_unlike_blocks(
     files: Sequence[MoeFile], engine: MoeEngine, device: Device, root: Path
 ) -> None:
-    """Raises ExportRefused if the engine would run up and down with different BLOCK_SIZE_M.
+    """Refuse files with which the engine would run up and down with different BLOCK_SIZE_M.
 
-    It sorts a batch's tokens once for both gemms. Some versions stop at such a pair, others change
-    down's BLOCK_SIZE_M, which nobody timed. If a gemm has no file in this export, the engine uses
-    a file that exists already; without one it runs up by the heuristic and down by up's entry.
+    The engine sorts a batch's tokens once for both gemms. Some versions stop at such a pair, others
+    change down's BLOCK_SIZE_M, which nobody timed. If a gemm has no file in this export, the engine
+    uses a file that exists already; without such a file it runs up by the heuristic and down by
+    up's entry. Raises ExportRefused.
     """
     built = {(_layer(file.problem), file.triton, file.gemm): file.entries for file in files}
     for problem, triton in dict.fromkeys((problem, triton) for problem, triton, _ in built):
@@ -97,7 +100,9 @@ def refuse_unlike_blocks(
 def _entries_there(
     engine: MoeEngine, problem: FusedMoe, device: Device, gemm: Gemm, triton: str, root: Path
 ) -> Mapping[int, Config]:
-    """The entries of the file that exists for a gemm that is not exported now; empty if none."""
+    """Return the entries of the existing file for a gemm that is not exported now; empty without a
+    file.
+    """
     name = engine.file_name(problem, device, gemm)
     for folder in (root, engine.package_root):
         if (folder / "configs").is_dir():
@@ -108,7 +113,7 @@ def _entries_there(
 
 
 def packaged_files(engine: MoeEngine) -> Iterator[tuple[Path, Path]]:
-    """The files that the engine ships: (path under a root, path of the file)."""
+    """Yield the files that the engine ships: (path under a root, path of the file)."""
     for path in sorted((engine.package_root / "configs").rglob("*.json")):
         if shipped := shipped_at(path):
             yield path.relative_to(engine.package_root), shipped
@@ -141,15 +146,16 @@ class MoeDelivery(Delivery):
         return [self.layer.file_name(problem, device, gemm) for gemm in gemms]
 
     def shipped_file(self, problem: Problem, device: Device) -> Path | None:
-        """Find the file; any file of that name, if the release's Triton is not known."""
+        """Find the shipped file; any file of that name, if the release's Triton is not known."""
         if triton := engine_triton(self.layer.engine):
             return self.layer.find_file(None, _layer(problem), device, Gemm.UP, triton)
         names = self.asked(problem, device)
         return next((at for path, at in packaged_files(self.layer) if path.name in names), None)
 
     def files(self, winners: Sequence[Winner], device: Device, root: Path) -> Sequence[MoeFile]:
-        """Raises ExportRefused also where the engine would run up and down with different
-        BLOCK_SIZE_M.
+        """Make the files; see `Delivery.files`.
+
+        Raises ExportRefused also if the engine would run up and down with different BLOCK_SIZE_M.
         """
         layer = self.layer
         files: list[MoeFile] = []

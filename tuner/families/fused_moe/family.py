@@ -1,4 +1,4 @@
-"""The registry entry of fused-MoE layers, and the batch sizes and gemms that a request asks for.
+"""Register fused-MoE layers, and read the batch sizes and gemms that a request asks for.
 
 Importing this module loads no heavy module.
 """
@@ -35,15 +35,15 @@ _OUTPUT_BYTES = 2  # of a number that a gemm writes: 16 bits
 
 
 def place(problem: FusedMoe, point: Point) -> ChartPosition:
-    """Where a point is drawn: each gemm has a chart, by batch size."""
+    """Place a point: each gemm has a chart, by batch size."""
     return ChartPosition(f"{point.part.value} gemm", point.batch_size, "batch size (tokens)")
 
 
 def least_us(problem: FusedMoe, point: Point, device: Device) -> float:
-    """Microseconds of one launch at least; see `roofline_us`. Scales are not counted.
+    """Return the least microseconds of a launch; see `roofline_us`. Scales are not counted.
 
     Only the weights of experts with a token are read. Routed experts are equally likely, so the
-    expected number of these experts counts.
+    expected number of experts with a token counts.
     """
     gemm, tokens, dtype = gemm_of(point), point.batch_size, problem.dtype
     columns, reduced = problem.gemm_shape(gemm)
@@ -61,7 +61,9 @@ def least_us(problem: FusedMoe, point: Point, device: Device) -> float:
 
 
 def held_bytes(problem: FusedMoe, point: Point) -> int:
-    """Bytes of the card's memory that one launch needs at least: its weights and its output."""
+    """Return the least bytes of the card's memory that a launch needs: its weights and its
+    output.
+    """
     columns, reduced = problem.gemm_shape(gemm_of(point))
     weights = problem.E * columns * reduced * problem.dtype.weight_bits // 8
     return weights + point.batch_size * problem.top_k * columns * _OUTPUT_BYTES

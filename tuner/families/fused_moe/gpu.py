@@ -1,6 +1,6 @@
-"""Measure the candidates of one fused-MoE layer on this process's GPU.
+"""Measure the candidates of a fused-MoE layer on this process's GPU.
 
-Routings are random, or captured from a running engine: top-k expert ids, one row per token.
+Routings are random, or captured from a running engine: top-k expert ids, a row for each token.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ class MoeOnGpu:
         )
         self._copy_rate = copy_bytes_per_us()
         self._thorough = request["thorough"]
-        self._errors: dict[tuple[Point, Config], float] = {}  # the worst, of what was compared
+        self._errors: dict[tuple[Point, Config], float] = {}  # the worst of each compared candidate
         points = [read_point(fields) for fields in request["points"]]
         self.ready: Fields = {"needed_bytes": self._layer.reserve(points)}
 
     def measure(self, request: Fields) -> Fields:
-        """Time one candidate, then compare its outputs, unless it is surely slower than the best.
+        """Time a candidate, then compare its outputs, unless it is surely slower than the best.
 
-        Most candidates are, and what is slower is not chosen. In exhaustive runs all are compared,
-        because others take a recording for the truth.
+        Most candidates are slower, and a slower candidate is not chosen. In exhaustive runs the
+        outputs of all candidates are compared, because others take a recording for the truth.
         """
         if request.get("backend", TRITON) != TRITON:
-            detail = "only Triton's kernel runs one gemm of a layer alone"
+            detail = "only Triton's kernel can run a single gemm of a layer"
             return _answer(Measurement(Status.UNSUPPORTED, detail=detail))
         point, config = read_point(request), Config(request["config"])
         inputs = self._layer.inputs(point)
@@ -89,7 +89,9 @@ class MoeOnGpu:
         return _answer(replace(timed, detail=detail), extra_us)
 
     def race(self, request: Fields) -> Fields:
-        """Time several candidates of one point in turn. What was not compared yet is compared."""
+        """Time several candidates of a point in turn. Candidates that were not compared yet are
+        compared.
+        """
         point = read_point(request)
         inputs = self._layer.inputs(point)
         configs = [Config(fields) for fields in request["configs"]]
@@ -113,7 +115,9 @@ class MoeOnGpu:
     def _compare(
         self, point: Point, config: Config, kernel: BoundKernel, launches: Sequence[list[Any]]
     ) -> Measurement | None:
-        """Compare a candidate's outputs with the references, once; None where they are right."""
+        """Compare a candidate's outputs with the references, once; return None if they are
+        right.
+        """
         if (point, config) not in self._errors:
             self._errors[point, config] = check(self._layer.inputs(point), kernel, launches)
         error, bound = self._errors[point, config], WORST_ERROR[self._layer.problem.dtype]
@@ -130,7 +134,7 @@ class MoeOnGpu:
 
 
 def spread_evenly(launches: Sequence[list[Any]], number: int) -> list[list[Any]]:
-    """So many of the launches: the first, the last, and others at equal distances."""
+    """Return `number` of the launches: the first, the last, and others at equal distances."""
     last = len(launches) - 1
     return [launches[round(at * last / (number - 1))] for at in range(number)]
 
@@ -141,7 +145,9 @@ def _captured(routing: Fields, problem: FusedMoe) -> torch.Tensor:
 
 
 def _answer(measurement: Measurement, extra_us: float = 0.0) -> Fields:
-    """The answer's fields. `extra_us`: the candidate's cost to the engine outside its launch."""
+    """Return the answer's fields. `extra_us`: the candidate's cost to the engine outside its
+    launch.
+    """
     median_us, min_us = measurement.median_us, measurement.min_us
     said = [measurement.detail, f"{extra_us:.2f} us for padded rows" if extra_us else ""]
     whole = replace(
@@ -181,7 +187,7 @@ def _checked(ids: object, path: Path, problem: FusedMoe) -> Tensor:
     plain = ids.layout is torch.strided and ids.device.type == "cpu"  # "meta": without values
     if not plain or ids.dtype not in WHOLE:
         kind = f"{ids.dtype} tensor ({ids.layout}, {ids.device.type})"
-        raise BadInput(f"{path} holds a {kind}, not a plain one of whole numbers: {expected}")
+        raise BadInput(f"{path} holds a {kind}, not a plain tensor of whole numbers: {expected}")
     if ids.ndim != 2 or ids.shape[1] != problem.top_k or len(ids) == 0:
         empty = ", no token" if ids.numel() == 0 else ""
         raise BadInput(f"{path} holds a tensor of shape {tuple(ids.shape)}{empty}: {expected}")

@@ -1,4 +1,4 @@
-"""Inputs of the fused-MoE kernels, and the float32 reference. This module imports torch.
+"""Make the inputs of the fused-MoE kernels and the float32 reference. This module imports torch.
 
 All functions take `device` "cpu" or "cuda". They process some experts at a time, so the float32
 weights of a whole layer are never needed.
@@ -34,7 +34,7 @@ TORCH_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Weights:
-    """One gemm's weights in the engine's layout; `sglang/fused_moe/arguments.py` has the shapes."""
+    """A gemm's weights in the engine's layout; `sglang/fused_moe/arguments.py` has the shapes."""
 
     problem: FusedMoe
     gemm: Gemm
@@ -43,7 +43,9 @@ class Weights:
     zero: Tensor | None
 
     def dense(self, experts: int | slice) -> Tensor:
-        """The dequantised weights of an expert, (n, k) float32, or of several, (experts, n, k)."""
+        """Return the dequantised weights of an expert, (n, k) float32, or of several, (experts, n,
+        k).
+        """
         b = self.b[experts]
         if self.problem.grouped:
             return self._dense_grouped(experts, b)
@@ -70,14 +72,14 @@ class Weights:
 
 @dataclass(frozen=True)
 class Activations:
-    """A (rows, k), with one scale per tile if the engine quantises it."""
+    """A (rows, k), with a scale for each tile if the engine quantises it."""
 
     a: Tensor
     scale: Tensor | None
     tile: tuple[int, int]
 
     def dense(self) -> Tensor:
-        """The dequantised activations, (rows, k) float32."""
+        """Return the dequantised activations, (rows, k) float32."""
         a = self.a.float()
         if self.scale is None:
             return a
@@ -112,7 +114,7 @@ def make_weights(
     compute: str = "bf16",
     zero_points: bool = False,
 ) -> Weights:
-    """Random weights, quantised for the problem. `compute`: the layer's 16-bit type."""
+    """Return random weights, quantised for the problem. `compute`: the layer's 16-bit type."""
     generator = torch.Generator(device).manual_seed(seed)
     shape = problem.gemm_shape(gemm)
     made: tuple[list[Tensor], ...] = ([], [], [])
@@ -130,7 +132,7 @@ def make_weights(
 def make_activations(
     problem: FusedMoe, gemm: Gemm, batch_size: int, *, device: str, seed: int, compute: str = "bf16"
 ) -> Activations:
-    """Random activations: one row per token for up, one row per slot for down."""
+    """Return random activations: a row for each token for up, a row for each slot for down."""
     rows = batch_size if gemm is Gemm.UP else batch_size * problem.top_k
     k = problem.gemm_shape(gemm)[1]
     x = random_matrix((rows, k), device, torch.Generator(device).manual_seed(seed))
@@ -169,7 +171,8 @@ def random_routing(
 def align(
     routings: Sequence[Routing], experts: int, block_m: int, slots: int, *, foreign_blocks: bool
 ) -> list[Slots]:
-    """Sort routings of one size like `moe_align_block_size`. `slots`: EM, the allocated length.
+    """Sort routings of the same size like `moe_align_block_size`. `slots`: EM, the allocated
+    length.
 
     `foreign_blocks`: slots of experts elsewhere fill the first blocks, as in sglang. Otherwise they
     are in no block, as in vLLM.
@@ -204,7 +207,9 @@ def align(
 
 
 def unsorted(routing: Routing, block_m: int) -> Slots:
-    """Each slot as a block, unsorted: what an engine runs for few tokens and many experts."""
+    """Return each slot as a block, unsorted: an engine does this for few tokens and many
+    experts.
+    """
     ids = routing.ids.flatten()
     used = torch.full((1,), ids.numel() * block_m, dtype=torch.int32, device=ids.device)
     return Slots(None, ids, used)
@@ -213,7 +218,9 @@ def unsorted(routing: Routing, block_m: int) -> Slots:
 def slots_for(
     binding: Binding, routings: Sequence[Routing], experts: int, *, foreign_blocks: bool
 ) -> list[Slots]:
-    """Routings of one size as a bound kernel wants them; `align` says what `foreign_blocks` is."""
+    """Return the slots of routings of the same size for a bound kernel; for `foreign_blocks` see
+    `align`.
+    """
     numbers = _numbers(binding)
     block_m = numbers["BLOCK_SIZE_M"]
     if not isinstance(binding.arguments["sorted_token_ids_ptr"], Pointer):
@@ -222,7 +229,7 @@ def slots_for(
 
 
 def sort_activations(activations: Activations, slots: Slots, rows: int) -> Activations:
-    """The activations with rows in slot order, which a down gemm with TMA reads."""
+    """Return the activations with rows in slot order, which a down gemm with TMA reads."""
     assert slots.sorted_ids is not None  # TMA reads sorted rows
     valid = (slots.sorted_ids < activations.a.shape[0]).nonzero().view(-1)
     source = slots.sorted_ids[valid].long()
@@ -241,7 +248,7 @@ def sort_activations(activations: Activations, slots: Slots, rows: int) -> Activ
 def operands(
     weights: Weights, activations: Activations, routing: Routing, slots: Slots, output: Tensor
 ) -> dict[str, Tensor]:
-    """The kernels' tensors by parameter name. `output`: C (slots, n)."""
+    """Return the kernels' tensors by parameter name. `output`: C (slots, n)."""
     tensors = {
         "a_ptr": activations.a,
         "b_ptr": weights.b,
@@ -266,14 +273,14 @@ def launch(module: ModuleType, binding: Binding, tensors: Mapping[str, Tensor]) 
 
 
 def grid_size(binding: Binding) -> int:
-    """The blocks of a launch: the tiles of C with EM rows."""
+    """Return the number of blocks of a launch: the tiles of C with EM rows."""
     number = _numbers(binding)
     rows = -(-number["EM"] // number["BLOCK_SIZE_M"])
     return rows * -(-number["N"] // number["BLOCK_SIZE_N"])
 
 
 def _numbers(binding: Binding) -> dict[str, int]:
-    """The arguments that are whole numbers."""
+    """Return the arguments that are whole numbers."""
     return {
         name: argument.value
         for name, argument in binding.arguments.items()
@@ -284,9 +291,11 @@ def _numbers(binding: Binding) -> dict[str, int]:
 def reference(
     weights: Weights, activations: Activations, routing: Routing, slots: Tensor | None = None
 ) -> Tensor:
-    """C from the dense operands, (slots, n) float32. `slots`: the slots to compute; None: all.
+    """Return C from the dense operands, (slots, n) float32. `slots`: the slots to compute; None:
+    all.
 
-    Where a routing has several times as many tokens as the activations, they are read again.
+    If a routing has several times as many tokens as the activations, the activations are read
+    again.
     """
     top_k = routing.ids.shape[1]
     experts = routing.ids.flatten()
@@ -300,7 +309,7 @@ def reference(
     counts = experts[chosen].bincount(minlength=weights.problem.E)
     starts, places = counts.cumsum(0) - counts, torch.arange(chosen.numel(), device=a.device)
     for some, most in _groups(counts.tolist(), weights.problem.gemm_shape(weights.gemm)):
-        # An expert with fewer slots than another one of its group computes its last slot again.
+        # An expert with fewer slots than another of its group computes its last slot again.
         last = (counts[some] - 1).unsqueeze(1)
         at = order[starts[some].unsqueeze(1) + places[:most].minimum(last)]
         out[at] = a[rows[at]] @ weights.dense(some).mT
@@ -310,14 +319,14 @@ def reference(
 
 
 def local_slots(routing: Routing) -> Tensor:
-    """The slots whose experts are this rank's: the rows of C that a kernel computes."""
+    """Return the slots whose experts are this rank's: the rows of C that a kernel computes."""
     return (routing.ids.flatten() != ELSEWHERE).nonzero().view(-1)
 
 
 def references(
     weights: Weights, activations: Activations, routings: Sequence[Routing]
 ) -> list[Tensor]:
-    """What `reference` gives for the local slots of each of several routings of one size.
+    """Return the `reference` for the local slots of each of several routings of the same size.
 
     They are computed as one routing of all their tokens, so each expert's weights are dequantised
     once.
@@ -329,9 +338,9 @@ def references(
 
 
 def _groups(counts: Sequence[int], shape: tuple[int, int]) -> Iterator[tuple[slice, int]]:
-    """(experts with slots that follow one another, the most slots of one of them)
+    """Yield (experts with slots that follow one another, the most slots of any of them).
 
-    Few large operations take a GPU less time than many small ones.
+    Few large operations take a GPU less time than many small operations.
     """
     begin, most = 0, 0
     for expert, count in enumerate([*counts, 0]):

@@ -1,4 +1,4 @@
-"""One fused-MoE layer on the GPU: its tensors, its references, and the check of a kernel.
+"""Hold a fused-MoE layer on the GPU: its tensors, its references, and the check of a kernel.
 
 As in serving, launches run in a CUDA graph with different routings, so that the weights come from
 HBM and not from L2. Outputs are filled with NaN and then compared with a float32 reference.
@@ -38,7 +38,10 @@ from tuner.measure.timing import LAUNCHES, BoundKernel, ColdCache, Reference, el
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 
-CHECKED = (0, LAUNCHES - 1)  # the routings whose outputs are checked: a uniform and a skewed one
+CHECKED = (
+    0,
+    LAUNCHES - 1,
+)  # the routings whose outputs are checked: a uniform and a skewed routing
 SKEWED = 3  # the number of routings that are drawn from a Zipf distribution over the experts
 SKEW = 0.8
 COPIED_BYTES = 1 << 28
@@ -58,7 +61,9 @@ WORST_ERROR = {
 
 @dataclass
 class Routings:
-    """The routings of a batch size, one for each launch, and their slots. Both gemms read them."""
+    """The routings of a batch size, a routing for each launch, and their slots. Both gemms read
+    them.
+    """
 
     experts: int
     drawn: Sequence[Routing]
@@ -66,7 +71,7 @@ class Routings:
     _slots: dict[tuple[Argument, ...], list[Slots]] = field(default_factory=dict)
 
     def slots(self, binding: Binding) -> list[Slots]:
-        """The slots of each routing, as a bound kernel wants them."""
+        """Return the slots of each routing for a bound kernel."""
         arguments = binding.arguments
         key = tuple(arguments[n] for n in ("BLOCK_SIZE_M", "EM", "sorted_token_ids_ptr"))
         if key not in self._slots:
@@ -78,25 +83,27 @@ class Routings:
 
 @dataclass
 class PointInputs:
-    """The inputs that the launches of one point share. Tensors are on the GPU."""
+    """The inputs that the launches of a point share. Tensors are on the GPU."""
 
     point: Point
-    weights: Sequence[Weights]  # several copies if one would stay in L2
+    weights: Sequence[Weights]  # several copies if a single copy would stay in L2
     activations: Activations
     routings: Routings
     output: Tensor  # C (M * top_k, n)
     read_bytes: int  # of weights, by the launch with the first routing
     cold: ColdCache  # weights come from memory: a server's other layers push them out of L2
-    _sorted: tuple[int, list[Activations]] | None = None  # of the last BLOCK_SIZE_M that was asked
+    _sorted: tuple[int, list[Activations]] | None = None  # of the last BLOCK_SIZE_M
 
     @cached_property
     def references(self) -> list[Reference]:
-        """The expected rows of the output, those of `local_slots`, for the CHECKED routings."""
+        """Return the expected rows of the output, the rows of `local_slots`, for the CHECKED
+        routings.
+        """
         checked = [self.routings.drawn[i] for i in CHECKED]
         return [*map(Reference, references(self.weights[0], self.activations, checked))]
 
     def launches(self, kernel: BoundKernel, config: Config) -> list[list[Any]]:
-        """The kernel's arguments for each routing, in order."""
+        """Return the kernel's arguments for each routing, in order."""
         routings, slots = self.routings.drawn, self.routings.slots(kernel.binding)
         rows = [self.activations] * len(routings)
         if isinstance(kernel.binding.arguments.get("a_desc"), Descriptor):
@@ -122,7 +129,7 @@ class PointInputs:
 
 
 class Layer:
-    """The tensors of one problem. If they need too much memory, the least recently used go.
+    """The tensors of a problem. If they need too much memory, the least recently used are dropped.
 
     All points of a gemm share its weights.
     """
@@ -138,7 +145,9 @@ class Layer:
         free_bytes: int,
         device: str = "cuda",
     ) -> None:
-        """`captured`: expert ids to use instead of random ones. `foreign_blocks`: see `align`.
+        """Hold a problem's tensors.
+
+        `captured`: expert ids to use instead of random ids. `foreign_blocks`: see `align`.
         `free_bytes`: memory of the device for all tensors.
         """
         self.problem = problem
@@ -153,7 +162,7 @@ class Layer:
         self._most_bytes = 0
 
     def inputs(self, point: Point) -> PointInputs:
-        """The tensors of a point of those that `reserve` was told."""
+        """Return the tensors of a point that `reserve` was given."""
         if point not in self._inputs:
             while self._inputs and self._held([*self._inputs, point]) > self._most_bytes:
                 self._inputs.popitem(last=False)  # gives its memory back first
@@ -162,9 +171,9 @@ class Layer:
         return self._inputs[point]
 
     def reserve(self, points: Collection[Point]) -> int:
-        """Bytes of device memory for the largest of these points, the least that is needed.
+        """Return the least bytes of device memory that the largest of these points needs.
 
-        What is left of the free memory decides how many points are kept.
+        The rest of the free memory decides how many points are kept.
         """
         weights = {gemm: self.problem.E * self._expert_bytes(gemm) for gemm in Gemm}
         copies = dict.fromkeys(Gemm, 1)
@@ -179,7 +188,7 @@ class Layer:
         return shared + max(self._held([point]) for point in points)
 
     def _held(self, points: Collection[Point]) -> int:
-        """Bytes of the tensors of points, without what all share."""
+        """Return the bytes of the tensors of points, without the tensors that all points share."""
         return sum(map(self._point_bytes, points))
 
     def _point_bytes(self, point: Point) -> int:
@@ -194,19 +203,20 @@ class Layer:
         return activations + valid * n * (2 + 6 * len(CHECKED) + 4)
 
     def _passing_bytes(self, point: Point) -> int:
-        """Bytes of a point's activations in float32, while they are quantised or compared."""
+        """Return the bytes of a point's activations in float32, while they are quantised or
+        compared.
+        """
         rows, _, k = self._shape(point)
         return 4 * rows * k * 4
 
     def _shape(self, point: Point) -> tuple[int, int, int]:
-        """(rows of A, n, k)"""
+        """Return (rows of A, n, k)."""
         gemm, rows = gemm_of(point), point.batch_size
         if gemm is Gemm.DOWN:
             rows *= self.problem.top_k
         return rows, *self.problem.gemm_shape(gemm)
 
     def _expert_bytes(self, gemm: Gemm) -> int:
-        """Bytes of one expert's weights."""
         n, k = self.problem.gemm_shape(gemm)
         return n * k * self.problem.dtype.weight_bits // 8
 
@@ -236,7 +246,7 @@ class Layer:
         )
 
     def _weights_of(self, gemm: Gemm, copies: int, compute: str) -> list[Weights]:
-        """So many copies of a gemm's weights, which all its points share."""
+        """Return `copies` copies of a gemm's weights, which all its points share."""
         if gemm not in self._weights:
             self._weights[gemm] = [
                 make_weights(
@@ -271,24 +281,24 @@ class Layer:
         ]
 
     def _graph_bytes(self, gemm: Gemm, routings: Sequence[Routing], copies: int) -> int:
-        """Bytes of weights that the launches of a graph read together."""
+        """Return the bytes of weights that the launches of a graph read together."""
         apart = [[routing] for routing in routings] if copies > 1 else [routings]
         return sum(map(_touched, apart)) * self._expert_bytes(gemm)
 
     def _copies(self, gemm: Gemm, routings: Sequence[Routing]) -> int:
-        """1 if the experts of a graph's launches exceed L2, else one copy per launch."""
+        """Return 1 if the experts of a graph's launches exceed L2, else a copy for each launch."""
         touched_bytes = _touched(routings) * self._expert_bytes(gemm)
         return 1 if touched_bytes > 2 * self._l2_bytes else LAUNCHES
 
 
 def _touched(routings: Sequence[Routing]) -> int:
-    """The number of experts whose weights launches with these routings read."""
+    """Return the number of experts whose weights launches with these routings read."""
     ids = torch.cat([routing.ids.flatten() for routing in routings])
     return int(ids[ids != ELSEWHERE].unique().numel())
 
 
 def check(inputs: PointInputs, kernel: BoundKernel, launches: Sequence[list[Any]]) -> float:
-    """The worst error against the references, on outputs that were filled with NaN."""
+    """Return the worst error against the references, on outputs that were filled with NaN."""
     worst = 0.0
     for expected, i in zip(inputs.references, CHECKED, strict=True):
         inputs.output.fill_(float("nan"))
@@ -301,11 +311,11 @@ def check(inputs: PointInputs, kernel: BoundKernel, launches: Sequence[list[Any]
 
 
 def padding_us(inputs: PointInputs, config: Config, bytes_per_us: float) -> float:
-    """Microseconds that a down gemm with TMA costs the engine outside its launch.
+    """Return the microseconds that a down gemm with TMA costs the engine outside its launch.
 
-    With TMA the rows are in sorted order, so the engine also applies the activation function to
-    the padding slots and quantises them. That reads and writes 9 bytes a column: 2N + N elements
-    of 16 bits, then N of 16 bits and N of 8.
+    With TMA the rows are in sorted order, so the engine also applies the activation function to the
+    padding slots and quantises them. Both read and write 9 bytes a column: 2N + N elements of 16
+    bits, then N of 16 bits and N of 8.
     """
     if not config.get("USE_TMA") or inputs.point.part is not Gemm.DOWN:
         return 0.0
@@ -316,7 +326,7 @@ def padding_us(inputs: PointInputs, config: Config, bytes_per_us: float) -> floa
 
 
 def copy_bytes_per_us() -> float:
-    """Bytes per microsecond that a large copy on this GPU reads and writes."""
+    """Return the bytes per microsecond that a large copy on this GPU reads and writes."""
     source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     target.copy_(source)

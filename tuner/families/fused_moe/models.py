@@ -1,7 +1,7 @@
-"""Find the fused-MoE layer of one rank of a model, or of an engine's line about a config file.
+"""Find the fused-MoE layer of a rank, from a model or from an engine's line about a config file.
 
-Where quantisation blocks do not divide a rank's columns, the checks and their messages are those of
-both engines: sglang's srt/layers/quantization/fp8.py (Fp8MoEMethod.create_weights),
+If quantisation blocks do not divide a rank's columns, the checks and their messages are the
+engines' own: sglang's srt/layers/quantization/fp8.py (Fp8MoEMethod.create_weights),
 blockwise_int8.py and moe_wna16.py; vLLM's validate_fp8_block_shape_moe in
 model_executor/layers/quantization/utils/fp8_utils.py, and moe_wna16.py.
 """
@@ -33,7 +33,7 @@ Block = tuple[int, int]
 
 @dataclass(frozen=True)
 class Cut:
-    """The experts of one rank, whose weights have quantisation blocks."""
+    """The experts of a rank, whose weights have quantisation blocks."""
 
     N: int  # columns of an expert's gate on this rank
     K: int  # hidden size
@@ -43,7 +43,9 @@ class Cut:
 
 
 def exact_block(cut: Cut) -> Block:
-    """The checkpoint's block. Raises BadProblem, in an engine's words, if it does not divide N."""
+    """Return the checkpoint's block. Raises BadProblem, in an engine's words, if it does not divide
+    N.
+    """
     n, k = cut.block
     if n and cut.N % n:
         raise BadProblem(
@@ -60,10 +62,10 @@ def exact_block(cut: Cut) -> Block:
 
 
 def fitted_block(cut: Cut) -> Block:
-    """Like `exact_block`, but groups of gptq and awq weights are halved until they divide.
+    """Return the checkpoint's block, with groups of gptq and awq weights halved until they divide.
 
-    moe_wna16.py of both engines (create_weights) does so down to 32, and repeats the scales.
-    compressed-tensors' classes do not.
+    moe_wna16.py of both engines (create_weights) halves them down to 32, and repeats the scales.
+    compressed-tensors' classes do not. Raises BadProblem.
     """
     if cut.block[0] or cut.quantization.startswith("compressed-tensors"):
         return exact_block(cut)
@@ -86,20 +88,22 @@ _UNGATED = "NemotronH"  # how their classes' names begin
 
 
 def reads(text: str, engine: str = "") -> bool:
-    """Whether an engine's log line or path names a fused-MoE config file.
+    """Say whether an engine's log line or path names a fused-MoE config file.
 
-    `engine`: of this engine alone.
+    `engine`: ask only this engine's rules.
     """
     asked = (name for name in _engines() if engine in ("", name))
     return any(_rules(name).parse_config_name(text) is not None for name in asked)
 
 
 def of_line(text: str, serving: Serving) -> Resolved | None:
-    """The problem of an engine's warning line or config file name; None if it names no such file.
+    """Return the problem of an engine's warning line or config file name; None if the text names no
+    such file.
 
-    It has the sizes of one rank, so tp, ep and fuse_shared do not apply to it. Raises BadProblem.
+    The problem has the sizes of a rank, so tp, ep and fuse_shared do not apply to it. Raises
+    BadProblem.
     """
-    # Engines call some files alike, so the one that is asked for says first what a name means.
+    # Engines give some files the same name, so the asked engine reads the name first.
     for name in sorted(_engines(), key=lambda name: name != serving.engine):
         rules = _rules(name)
         if missing := rules.parse_config_name(text):
@@ -108,7 +112,7 @@ def of_line(text: str, serving: Serving) -> Resolved | None:
 
 
 def problems(model: Model, serving: Serving) -> Resolved:
-    """The problems of one rank of a model, of which few have more than one.
+    """Return the problems of a rank of a model; few models have more than one.
 
     Raises MalformedCheckpoint, IndivisibleShape or BadProblem.
     """
@@ -129,19 +133,21 @@ def problems(model: Model, serving: Serving) -> Resolved:
     notes += _scheme_notes(model, found[0], serving)
     if width := model.image_intermediate:
         found.append(_served(replace(model, intermediate=width), serving, fusion))
-        notes.append(f"experts for text are {model.intermediate} wide, those for images {width}")
+        notes.append(f"experts for text are {model.intermediate} wide, experts for images {width}")
     if found[0].ep > 1:
         notes.append(_EP_NOTE)
     return Resolved(tuple(found), (*notes, *_class_notes(model.architecture)))
 
 
-# The least share of a model's layers that have experts. The first ones are often dense, and every
-# second one of Llama 4 Maverick.
+# The least share of a model's layers that have experts. The first layers are often dense, and every
+# second layer of Llama 4 Maverick is.
 _LEAST_SHARE = {"Llama4ForConditionalGeneration": 0.5}
 
 
 def too_large(model: Model, problem: FusedMoe, device: Device) -> str:
-    """A sentence if one rank's experts alone exceed a card's memory; "" if that is not known."""
+    """Return a sentence if a rank's experts alone exceed a card's memory; "" if that is not
+    known.
+    """
     needed = experts_bytes(model, problem)
     if needed is None or needed <= device.memory_bytes:
         return ""
@@ -156,9 +162,9 @@ def _target(serving: Serving) -> Target:
 
 
 def experts_bytes(model: Model, problem: FusedMoe) -> float | None:
-    """About how many bytes the experts of one rank take at least; None if that is not known.
+    """Return about the least bytes of a rank's experts; None if they are not known.
 
-    The number of layers is not known of some models, and not of those with Mamba layers, whose
+    The number of layers is unknown for some models, and for models with Mamba layers, whose
     attention layers have no experts.
     """
     kinds = model.attention.layers if model.attention and not model.mamba else ()
@@ -185,9 +191,8 @@ def _served(model: Model, serving: Serving, fusion: Fusion) -> FusedMoe:
 
 
 def _class_notes(name: str) -> list[str]:
-    """What is to be said of the model's class."""
     ungated = name.startswith(_UNGATED)
-    return [f"{name}'s experts have no gate; they are timed with one"] if ungated else []
+    return [f"{name}'s experts have no gate; they are timed with a gate"] if ungated else []
 
 
 def moe_problem(
@@ -201,11 +206,12 @@ def moe_problem(
     rule: Callable[[Cut], Block] = exact_block,
     release: str = "",
 ) -> FusedMoe:
-    """The problem of one of `tp` ranks. Groups of tp / ep ranks share each expert.
+    """Return the problem of one of `tp` ranks. Groups of tp / ep ranks share each expert.
 
     `dtype` replaces the checkpoint's dtype and drops its quantisation block; int8_w8a8 is then per
-    channel unless `block_shape` is given. `rule` is what the engine makes of a block, and `release`
-    names the release of the engine that has this rule.
+    channel unless `block_shape` is given. `rule` is the engine's rule for a block, and `release`
+    names the engine's release with this rule.
+
     Raises IndivisibleShape, which names the nearest tensor- or expert-parallel size that works, and
     BadProblem.
     """
@@ -236,7 +242,7 @@ def moe_problem(
 
 
 def _scheme_notes(model: Model, problem: FusedMoe, serving: Serving) -> list[str]:
-    """What the quantisation of the problem was taken from, if that is not plain."""
+    """Return notes on the source of the problem's quantisation, if it is not plain."""
     notes: list[str] = []
     if serving.dtype is None and model.doubt:
         notes.append(
@@ -263,7 +269,9 @@ def _scheme_notes(model: Model, problem: FusedMoe, serving: Serving) -> list[str
 
 
 def _asked_words(model: Model, problem: FusedMoe, serving: Serving) -> str:
-    """What was assumed for weights of another type than the checkpoint's, and what may be."""
+    """Return a note on weights of another type than the checkpoint's: the assumption, and
+    alternatives.
+    """
     has = model.dtype.value if model.dtype else model.quantization
     if model.block_shape:
         has += f" in {'groups' if not model.block_shape[0] else 'blocks'} of {_sized(model)}"
@@ -275,7 +283,7 @@ def _asked_words(model: Model, problem: FusedMoe, serving: Serving) -> str:
     each = "channel" if weight_only or problem.per_channel_quant else "tensor"
     other, stored = "", sibling(model, problem.dtype)
     if stored and stored.block_shape:
-        other = f"; {stored.name} has {kind} of {_sized(stored)}: name it"
+        other = f"; {stored.name} has {kind} of {_sized(stored)}: name that preset"
     elif stored:
         otherwise = ", as here" if problem.per_channel_quant else ": name it"
         other = f"; {stored.name} has a scale for each channel{otherwise}"
@@ -308,7 +316,7 @@ def _require_experts(model: Model) -> None:
 def _scheme(
     model: Model, dtype: Dtype | None, block_shape: tuple[int, int] | None
 ) -> tuple[Dtype, tuple[int, int] | None, bool]:
-    """(dtype, quantisation block, whether channels have a scale each). Raises BadProblem."""
+    """Return (dtype, quantisation block, whether each channel has a scale). Raises BadProblem."""
     if dtype is None and model.dtype is None:
         raise BadProblem(
             f"{model.name} is stored as {model.quantization}, which the Triton fused-MoE kernel "
@@ -329,10 +337,11 @@ def _scheme(
 def _divide(
     model: Model, tp: int, ep: int, cut: Callable[[int], Block | None], release: str
 ) -> tuple[int, Block | None]:
-    """(N, quantisation block) on one rank, the block as `cut` gives it for the ranks of an expert.
+    """Return (N, quantisation block) of a rank, the block as `cut` gives it for the ranks of an
+    expert.
 
-    Other releases than `release` may cut a block elsewhere, so errors name it.
-    Raises IndivisibleShape, or BadProblem for sizes below 1.
+    Other releases than `release` may cut a block elsewhere, so errors name it. Raises
+    IndivisibleShape, or BadProblem for sizes below 1.
     """
     if tp < 1 or ep < 1:
         raise BadProblem(f"tensor- and expert-parallel sizes start at 1, not tp={tp}, ep={ep}")
@@ -363,7 +372,9 @@ def _divide(
 
 
 def _whole_experts(model: Model, tp: int, cut: Callable[[int], Block | None]) -> dict[str, str]:
-    """The words that name expert parallelism at this tp, if each rank may hold whole experts."""
+    """Return the words that name expert parallelism at this tp, if each rank may hold whole
+    experts.
+    """
     if model.E % tp or 1 not in _tensor_parallel_sizes(model.intermediate, cut):
         return {}
     flags = f"sglang's --ep-size {tp} or vLLM's --enable-expert-parallel a rank holds whole experts"
@@ -371,8 +382,8 @@ def _whole_experts(model: Model, tp: int, cut: Callable[[int], Block | None]) ->
 
 
 def _tensor_parallel_sizes(intermediate: int, cut: Callable[[int], Block | None]) -> list[int]:
-    """The ranks that may share an expert: powers of two, because attention heads divide by few
-    other numbers.
+    """Return the ranks that may share an expert: powers of two, because attention heads divide by
+    few other numbers.
     """
     found = []
     for n in (1 << exponent for exponent in range(intermediate.bit_length())):
@@ -392,5 +403,5 @@ def _engines() -> list[str]:
 
 
 def _rules(engine: str) -> ModuleType:
-    """The engine's rules for fused-MoE layers: `bindings/<engine>/fused_moe`."""
+    """Return the engine's rules for fused-MoE layers: `bindings/<engine>/fused_moe`."""
     return engine_module(engine, "fused_moe")

@@ -1,11 +1,11 @@
 """Predict times with a model of the device, slightly corrected by known winners (`Prior`).
 
 tuner/devices/tile_model.py has the model of a launch. Every token goes to `top_k` different
-experts, each equally likely, so the tokens of one expert are Binomial(batch_size, top_k / E).
+experts, each equally likely, so the tokens of an expert are Binomial(batch_size, top_k / E).
 Expected values are sums over that distribution.
 
 Every shipped entry votes for its value on each axis, with a weight that falls with the distance
-between its problem and this one. The votes become smoothed shares, so few files have little
+between its problem and this problem. The votes become smoothed shares, so few files have little
 influence and no files have none.
 """
 
@@ -67,15 +67,15 @@ class Predictor:
         self._estimates: dict[Point, dict[Config, float | None]] = {}
 
     def predict_us(self, point: Point, config: Config, compiled: Compiled) -> float:
-        """The model's microseconds for a launch, without the corpus."""
+        """Return the model's microseconds for a launch, without the corpus."""
         return self._model.predict(point, config, Footprint.of(compiled)).total_us
 
     def score_us(self, point: Point, config: Config, compiled: Compiled) -> float:
-        """The microseconds to choose by: the model's time, increased for rare values."""
+        """Return the microseconds to choose by: the model's time, increased for rare values."""
         return self._score(point, config, Footprint.of(compiled))
 
     def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:
-        """The score as `median_us`, and the model's time in `detail`."""
+        """Return the score as `median_us`, and the model's time in `detail`."""
         if not compiled.ok:
             return Measurement(compiled.status, detail=compiled.detail)
         score = self.score_us(candidate.point, candidate.config, compiled)
@@ -85,23 +85,23 @@ class Predictor:
         )
 
     def shortlist(self, point: Point, configs: Iterable[Config], n: int) -> list[Config]:
-        """The `n` best of configurations that are not compiled yet, best first.
+        """Return the `n` best of configurations that are not compiled yet, best first.
 
-        Footprints are estimates, so some of these may not fit.
+        Footprints are estimates, so some of the configurations may not fit.
         """
         return _best(self.estimate_all(point, configs), n)
 
     def shortlist_both(
         self, configs: Mapping[Point, Iterable[Config]], n: int
     ) -> dict[Point, list[Config]]:
-        """Like `shortlist`, by the sum of both gemms' times, at the points of the up gemm."""
+        """Return a `shortlist` by the sum of both gemms' times, at the points of the up gemm."""
         scores = {point: self.estimate_all(point, some) for point, some in configs.items()}
         return {point: _best(some, n) for point, some in summed(scores, Gemm.UP).items()}
 
     def shortlist_all(
         self, configs: Mapping[Point, Sequence[Config]], budget: int, *, one_config: bool = False
     ) -> dict[Point, list[Config]]:
-        """At most `budget` distinct (gemm, config) pairs in all, by point and best first.
+        """Return at most `budget` distinct (gemm, config) pairs in all, by point and best first.
 
         Batch sizes share compiled kernels, so a point gets all configurations chosen for its gemm.
         Up and down of a batch size get choices with the same BLOCK_SIZE_M, which they must share,
@@ -126,11 +126,14 @@ class Predictor:
         }
 
     def estimate_all(self, point: Point, configs: Iterable[Config]) -> dict[Config, float]:
-        """Scores by estimated footprint, for the configurations that will probably fit.
+        """Return scores by estimated footprint, for the configurations that will probably fit.
 
-        A configuration with options of AMD's compiler has none: the model does not know them.
+        A configuration with options of AMD's compiler has no score: the model does not know these
+        options.
         """
-        known = self._estimates.setdefault(point, {})  # seeds and search ask for the same ones
+        known = self._estimates.setdefault(
+            point, {}
+        )  # seeds and search ask for the same configurations
         scores = {}
         for config in configs:
             if config not in known:
@@ -148,7 +151,7 @@ class Predictor:
         return self._score(point, config, footprint) if fits else None
 
     def estimate_both(self, point: Point, configs: Iterable[Config]) -> dict[Config, float]:
-        """Like `estimate_all`, for the sum of both gemms at a batch size."""
+        """Return the scores of `estimate_all` for the sum of both gemms at a batch size."""
         some = list(configs)
         both = [Point(point.batch_size, gemm) for gemm in Gemm]
         scores = {each: self.estimate_all(each, some) for each in both}
@@ -170,7 +173,9 @@ BLOCKS_EACH = 2  # values of BLOCK_SIZE_M that a batch size is offered
 
 
 def summed(scores: Scores, gemm: Gemm) -> Scores:
-    """Scores of one configuration for all gemms of a batch size, at the points of `gemm`."""
+    """Return the scores of the same configuration for all gemms of a batch size, at the points of
+    `gemm`.
+    """
     sums: dict[Point, dict[Config, float]] = {}
     for batch_size in {point.batch_size for point in scores}:
         parts = [scored for point, scored in scores.items() if point.batch_size == batch_size]
@@ -183,9 +188,10 @@ def summed(scores: Scores, gemm: Gemm) -> Scores:
 
 
 def needs(scores: Scores) -> list[Need]:
-    """Every point's needs, for the values of BLOCK_SIZE_M that are best for both gemms together.
+    """Return every point's needs, for the values of BLOCK_SIZE_M that are best for both gemms
+    together.
 
-    An engine sorts a batch once for both gemms, so a pair must share that value.
+    An engine sorts a batch once for both gemms, so a pair must share its BLOCK_SIZE_M.
     """
     found: list[Need] = []
     for batch_size in sorted({point.batch_size for point in scores}):
@@ -229,7 +235,7 @@ class Prior:
     def __init__(self, problem: FusedMoe, device: Device, files: Iterable[ShippedFile]) -> None:
         self._problem = problem
         target_of = {known.name: known.target for known in devices()}
-        # Shipped files, and the similarity of each one's problem to the predicted one.
+        # Shipped files, and the similarity of each file's problem to the predicted problem.
         self._voters = [
             (file, weight)
             for file in files
@@ -238,16 +244,18 @@ class Prior:
         self._shares = lru_cache(maxsize=None)(self._count)
 
     def shortfall(self, point: Point, config: Config) -> float:
-        """The mean over the axes of log(commonest value's share / share of this value).
+        """Return the mean over the axes of log(commonest value's share / share of this value).
 
-        It is 0 if all values are the commonest, and larger for rarer values.
+        The mean is 0 if all values are the commonest, and larger for rarer values.
         """
         shares = self._shares(point)
         found = [of.get(config[axis], of[0]) for axis, of in shares.items()]
         return sum(found) / len(found)
 
     def _count(self, point: Point) -> dict[str, dict[int, float]]:
-        """The shortfall of each value, by axis. The key 0 is for all values without votes."""
+        """Return the shortfall of each value, by axis. The key 0 is for all values without
+        votes.
+        """
         votes: dict[str, dict[int, float]] = {axis: {} for axis in AXES}
         for file, likeness in self._voters:
             for batch_size, config in file.entries.items():
@@ -258,7 +266,9 @@ class Prior:
         return {axis: _shortfalls(counted) for axis, counted in votes.items()}
 
     def _nearness(self, file: ShippedFile, batch_size: int, point: Point) -> float:
-        """The weight of an entry at a point, by its gemm and the octaves in tokens per expert."""
+        """Return the weight of an entry at a point, by its gemm and the octaves in tokens per
+        expert.
+        """
         wanted = point.batch_size / self._problem.E
         # A file without a `_down` file beside it was tuned for the sum of both gemms.
         same = 1.0 if file.key.gemm is gemm_of(point) else 0.5
@@ -267,7 +277,9 @@ class Prior:
 
 @lru_cache(maxsize=4096)
 def _decayed(there: float, wanted: float) -> float:
-    """What the octaves between two numbers of tokens per expert leave of a vote."""
+    """Return the share of a vote that is left after the octaves between two numbers of tokens per
+    expert.
+    """
     return math.exp(-abs(math.log2(there / wanted)))
 
 
@@ -281,7 +293,7 @@ def _shortfalls(votes: Mapping[int, float]) -> dict[int, float]:
 def _likeness(
     problem: FusedMoe, device: Device, file: ShippedFile, target_of: Mapping[str, Target]
 ) -> float:
-    """The similarity of a shipped file to this problem and device, at most 1.
+    """Return the similarity of a shipped file to this problem and device, at most 1.
 
     Each difference makes the file's winners less likely to win here.
     """
@@ -305,7 +317,7 @@ def _likeness(
 
 
 class DeviceModel:
-    """Predicts launches of one layer on one device."""
+    """Predicts launches of a layer on a device."""
 
     def __init__(
         self, device: Device, problem: FusedMoe, constants: Constants = Constants()
@@ -316,7 +328,7 @@ class DeviceModel:
         self._product = lru_cache(maxsize=None)(self._launch)
 
     def predict(self, point: Point, config: Config, footprint: Footprint) -> Prediction:
-        """Predict one launch at `point`."""
+        """Predict a launch at `point`."""
         swap = swaps_ab(config, self._problem.dtype, self._device.target)
         product = self._product(point, config["BLOCK_SIZE_M"])
         return self._model.predict(product, config, footprint, swap)
@@ -337,7 +349,7 @@ class DeviceModel:
 
 
 def estimate(problem: FusedMoe, device: Device, config: Config) -> Footprint:
-    """The resources that a layer's kernel will probably need; see `estimate_footprint`."""
+    """Return the resources that a layer's kernel will probably need; see `estimate_footprint`."""
     return estimate_footprint(
         problem.dtype,
         device,
@@ -348,7 +360,7 @@ def estimate(problem: FusedMoe, device: Device, config: Config) -> Footprint:
 
 
 def _rescales(problem: FusedMoe) -> int:
-    """How often a step scales or converts each accumulator."""
+    """Return how often a step scales or converts each accumulator."""
     if not problem.dtype.value.endswith("w8a8"):
         return 0
     # Every step converts int8's sums to fp32, for all kinds of scales.
@@ -372,7 +384,9 @@ def expected_load(batch_size: int, problem: FusedMoe, block_m: int) -> RowBlocks
 
 @lru_cache(maxsize=256)
 def _binomial(n: int, p: float) -> tuple[tuple[int, float], ...]:
-    """(value, probability) of Binomial(n, p), within nine standard deviations of its mean."""
+    """Return (value, probability) of Binomial(n, p), within nine standard deviations of its
+    mean.
+    """
     if p >= 1:
         return ((n, 1.0),)
     reach = 9 * math.sqrt(n * p * (1 - p)) + 9

@@ -1,4 +1,4 @@
-"""A fused-MoE layer as a problem. Shapes have the engines' names."""
+"""Describe a fused-MoE layer as a problem. Shapes have the engines' names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Gemm(Part):
 
 
 def gemm_of(point: Point) -> Gemm:
-    """The gemm of a fused-MoE layer's point."""
+    """Return the gemm of a fused-MoE layer's point."""
     assert isinstance(point.part, Gemm), f"{point} is not a point of a fused-MoE layer"
     return point.part
 
@@ -53,9 +53,9 @@ class FusedMoe:
     top_k: int  # experts a token goes to, fused shared experts included
     dtype: Dtype
     block_shape: tuple[int, int] | None = None  # quantisation block (n, k); (0, g) = groups along k
-    per_channel_quant: bool = False  # one scale per output channel (and one per token)
+    per_channel_quant: bool = False  # a scale per output channel (and per token)
     ep: int = 1  # ranks among which the routed experts are divided; each gets all tokens
-    shared_experts: int = 0  # of E and of top_k: fused, the last ones; they get each token
+    shared_experts: int = 0  # fused, the last of E and of top_k; they get each token
 
     family: ClassVar[str] = "fused_moe"
     parts: ClassVar[tuple[Gemm, ...]] = (Gemm.UP, Gemm.DOWN)
@@ -93,35 +93,35 @@ class FusedMoe:
 
     @property
     def routed(self) -> int:
-        """The routed experts of this rank."""
+        """Return the number of routed experts of this rank."""
         return self.E - self.shared_experts
 
     @property
     def all_routed(self) -> int:
-        """The routed experts of all ranks, among which the router chooses."""
+        """Return the number of routed experts of all ranks, among which the router chooses."""
         return self.routed * self.ep
 
     @property
     def routed_top_k(self) -> int:
-        """The routed experts that a token goes to, on any rank."""
+        """Return how many routed experts a token goes to, on any rank."""
         return self.top_k - self.shared_experts
 
     @property
     def local_top_k(self) -> float:
-        """The experts of this rank that a token goes to, on average."""
+        """Return how many experts of this rank a token goes to, on average."""
         return self.routed_top_k / self.ep + self.shared_experts
 
     @property
     def grouped(self) -> bool:
-        """Whether weights have quantisation groups along k, which need a different kernel."""
+        """Say whether weights have quantisation groups along k, which need a different kernel."""
         return self.dtype in (Dtype.INT4_W4A16, Dtype.INT8_W8A16) and bool(self.block_shape)
 
     def gemm_shape(self, gemm: Gemm) -> tuple[int, int]:
-        """(output columns, reduced length) of one expert's weight."""
+        """Return (output columns, reduced length) of an expert's weight."""
         return (2 * self.N, self.K) if gemm is Gemm.UP else (self.K, self.N)
 
     def spec(self) -> str:
-        """The canonical text of this problem; `parse_problem` reads it back."""
+        """Return the canonical text of this problem; `parse_problem` reads it back."""
         parts = [f"E={self.E}", f"N={self.N}", f"K={self.K}", f"top_k={self.top_k}"]
         parts.append(f"dtype={self.dtype.value}")
         if self.block_shape:
@@ -167,20 +167,22 @@ def parse_fused_moe(text: str) -> FusedMoe:
 
 
 def sorted_slots(valid_slots: int, experts: int, block_m: int) -> int:
-    """Slots that the engine allocates when it sorts by expert, padded to whole blocks.
+    """Return the slots that the engine allocates when it sorts by expert, padded to whole blocks.
 
-    Source: `moe_align_block_size` of sglang 0.5.12 and later. Earlier versions allocate more
-    slots where there are fewer valid ones than experts, all of them empty.
+    Source: `moe_align_block_size` of sglang 0.5.12 and later. Earlier versions allocate more slots,
+    all of them empty, if there are fewer valid slots than experts.
     """
     return valid_slots + min(valid_slots, experts + 1) * (block_m - 1)
 
 
 def padded_slots(valid_slots: int, experts: int, block_m: int) -> int:
-    """EM: `sorted_slots`, rounded up to 16; the engine's own sum is not rounded."""
+    """Return EM: `sorted_slots`, rounded up to 16; the engine's own sum is not rounded."""
     return -(-sorted_slots(valid_slots, experts, block_m) // 16) * 16
 
 
 def swaps_ab(config: Config, dtype: Dtype, target: Target) -> bool:
-    """The rule of sglang's `should_enable_swap_ab`, and of vLLM's: fp8 on sm_90 alone."""
+    """Say whether the kernel swaps A and B, by the rule of sglang's `should_enable_swap_ab` and of
+    vLLM's: fp8 on sm_90 alone.
+    """
     small = config["BLOCK_SIZE_M"] < 64 <= config["BLOCK_SIZE_N"]
     return dtype is Dtype.FP8_W8A8 and target.is_sm(90) and small

@@ -1,10 +1,10 @@
-"""Recordings of a fused-MoE layer's trials, for a search without a GPU.
+"""Read and write recordings of a fused-MoE layer's trials, for a search without a GPU.
 
-A recording is a gzip CSV file of one problem on one device, with a row per (M, gemm, config). Its
+A recording is a gzip CSV file of a problem on a device, with a row per (M, gemm, config). Its
 columns are the problem (E, N, K, topk, dtype, block, and per_channel_quant if true), the `Origin`
-of the times (old files lack it), the point
-(M, gemm), the configuration (all columns from BLOCK_SIZE_M to the one before `shared`), the
-compiled kernel (shared, n_regs, n_spills) and the measurement (min_us, median_us, status).
+of the times (old files lack it), the point (M, gemm), the configuration (all columns from
+BLOCK_SIZE_M to the column before `shared`), the compiled kernel (shared, n_regs, n_spills) and the
+measurement (min_us, median_us, status).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _FAILS_TO_COMPILE = {Status.OUT_OF_RESOURCES, Status.COMPILE_ERROR, Status.COMPI
 
 @dataclass(frozen=True)
 class Recording:
-    """All trials of one problem on one device."""
+    """All trials of a problem on a device."""
 
     path: Path
     problem: FusedMoe
@@ -67,11 +67,11 @@ class Recording:
 
     @property
     def points(self) -> list[Point]:
-        """The recorded points, ascending."""
+        """Return the recorded points, ascending."""
         return sorted({candidate.point for candidate in self.trials})
 
     def check(self, problem: FusedMoe, points: Iterable[Point]) -> None:
-        """Raises BadInput if the recording lacks a point, or has another problem."""
+        """Check that the recording has this problem and these points. Raises BadInput if not."""
         ours, theirs = problem.spec(), self.problem.spec()
         if not self.says_channels:
             ours, theirs = (s.removesuffix(",per_channel_quant") for s in (ours, theirs))
@@ -104,7 +104,7 @@ def read_recording(path: Path) -> Recording:
 def write_recording(
     path: Path, problem: FusedMoe, trials: Iterable[Trial], origin: Origin = Origin()
 ) -> None:
-    """Write the measured ones of `trials`. The same trials produce the same bytes.
+    """Write the measured `trials`. The same trials produce the same bytes.
 
     Raises UnwritableOutput.
     """
@@ -135,13 +135,13 @@ def _cells(trial: Trial, config_columns: Sequence[str]) -> list[object]:
     figures = (compiled.shared_bytes, compiled.n_regs, spills)
     status = _NOT_COMPARED if trial.unchecked else measured.status.value
     times = (measured.min_us, measured.median_us, status)
-    # A missing key is an empty cell: Triton's default does not belong in a recording.
+    # A missing key is an empty cell, because a recording has no defaults of Triton.
     values = [config.get(name) for name in config_columns]
     return [point.batch_size, gemm_of(point).value, *values, *figures, *times]
 
 
 class _Rows:
-    """Reads rows one by one. Errors name the line and the column."""
+    """Reads rows in turn. Errors name the line and the column."""
 
     def __init__(self, path: Path, header: Sequence[str]) -> None:
         self._path, self._line, self._cells = path, 1, header

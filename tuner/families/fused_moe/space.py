@@ -1,7 +1,8 @@
-"""The launch configurations that are legal for a gemm of a fused-MoE layer, and the first to try.
+"""Define the launch configurations that are legal for a gemm of a fused-MoE layer, and the first to
+try.
 
-`tuner.tuning.seeds` elects seeds from other layers' winners; this module says how far a file's
-layer is from a problem.
+`tuner.tuning.seeds` elects seeds from other layers' winners; this module computes the distance of a
+file's layer to a problem.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tuner.tuning.space import Rule, Space, without_equal_groups
 def space_for(
     problem: FusedMoe, device: Device, gemm: Gemm, *, wide: bool = False, tma: bool = False
 ) -> Space:
-    """The space of `gemm`. `tma`: the engine's kernel may load through TMA.
+    """Return the space of `gemm`. `tma`: the engine's kernel may load through TMA.
 
     The default grids come from sglang's tuning script, benchmark/kernels/fused_moe_triton/
     common_utils.py: get_configs_compute_bound and get_rocm_configs_compute_bound. The wide grids
@@ -49,7 +50,8 @@ def space_for(
 def spaces_at(
     points: Iterable[Point], problem: FusedMoe, spaces: Mapping[Part, Space]
 ) -> dict[Point, Space]:
-    """The part of its gemm's space for each point, in which no two configurations run the same way.
+    """Return for each point the part of its gemm's space in which all configurations run
+    differently.
 
     However tokens are routed, a launch has no more rows of tiles than the engine has slots for.
     """
@@ -148,13 +150,13 @@ def _block_rules(problem: FusedMoe, block: tuple[int, int], gemm: Gemm) -> Itera
     )
     yield Rule(
         "BLOCK_SIZE_N divides the quantisation block or exceeds it",
-        "fused_moe_kernel takes one scale a tile where BLOCK_SIZE_N <= group_n",
+        "fused_moe_kernel takes one scale a tile if BLOCK_SIZE_N <= group_n",
         lambda c: c["BLOCK_SIZE_N"] > block_n or block_n % c["BLOCK_SIZE_N"] == 0,
     )
 
 
 def _shared_floor(problem: FusedMoe, gemm: Gemm) -> Callable[[Config], int]:
-    """A lower bound on the bytes of shared memory that a configuration needs."""
+    """Return a lower bound on the bytes of shared memory that a configuration needs."""
     size = problem.dtype.activation_bits // 8  # bytes per element
     row_bytes = problem.gemm_shape(gemm)[1] * size
     # The bound leaves out loads that may not be copied asynchronously: rows that do not start on
@@ -182,12 +184,12 @@ def seeds_for(
     foreseen: Mapping[Point, Sequence[Config]] | None = None,
     without: Container[tuple[int, int]] = (),
 ) -> dict[Point, list[Config]]:
-    """Distinct legal configurations for each point: `known` ones first, then elected ones.
+    """Return distinct legal configurations for each point: the `known` first, then the elected.
 
-    `at` has the space of each point, and `spaces` the space of each gemm.
-    `known`: configurations that are surely worth a trial, such as the engine's.
-    `foreseen`: the device model's best. They alternate with the elected ones.
-    `without`: (E, N) of files to ignore, for a fair evaluation of a search.
+    `at` has the space of each point, and `spaces` the space of each gemm. `known`: configurations
+    that are surely worth a trial, such as the engine's. `foreseen`: the device model's best, which
+    alternate with the elected. `without`: (E, N) of files to ignore, for a fair evaluation of a
+    search.
     """
     files = [file for file in shipped if (file.key.E, file.key.N) not in without]
     away = cache(partial(device_distance, device=device))
@@ -213,7 +215,9 @@ def seeds_for(
 
 
 def _problem_distance(key: MoeFileKey, problem: FusedMoe, gemm: Gemm) -> float:
-    """An octave of N is one unit, an octave of E is half of one."""
+    """Return the distance: a unit for an octave of N, half a unit for an octave of E, a unit for
+    the other gemm.
+    """
     return (
         _dtype_distance(key, problem)
         + octaves(key.E, problem.E) / 2

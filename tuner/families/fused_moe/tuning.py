@@ -1,4 +1,4 @@
-"""The tuning run of a fused-MoE layer."""
+"""Prepare the tuning run of a fused-MoE layer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ FORESEEN = 4  # the number of a search's seeds at a point that come from the dev
 
 
 def policy_for(source: MeasureKind, one_config: bool) -> MoePolicy:
-    """When a faster time counts. `one_config`: the engine runs both gemms with one."""
+    """Return when a faster time counts. `one_config`: the engine runs both gemms with the same
+    configuration.
+    """
     if source is MeasureKind.PREDICT:
         # CLEAR_GAIN guards against losses; it is no tie.
         return MoePolicy(CLEAR_GAIN, tie=0.0, one_config=one_config)
@@ -51,7 +53,7 @@ TABLE = EntryTable(
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer to tune, and what the parts of its run are made of."""
+    """A layer to tune, and the data from which its run is made."""
 
     request: Request
     problem: FusedMoe
@@ -75,7 +77,9 @@ class _Layer:
         return self.request.source.kind is MeasureKind.PREDICT
 
     def trusted(self, known: KnownBefore) -> dict[Point, Config]:
-        """What the engine's makers measured on the card, at the points to tune."""
+        """Return the entries that the engine's makers measured on the card, at the points to
+        tune.
+        """
         partners, entries = self.partners(known), self.baselines.trusted
         return {
             point: entries[point]
@@ -84,18 +88,18 @@ class _Layer:
         }
 
     def partners(self, known: KnownBefore) -> Mapping[int, Config]:
-        """By batch size, the stored configuration of a gemm that is not tuned now, because the
-        engine runs both gemms with one BLOCK_SIZE_M.
+        """Return, by batch size, the stored configuration of a gemm that is not tuned now, because
+        the engine runs both gemms with the same BLOCK_SIZE_M.
         """
         if len(self.gemms) > 1 or not self.engine.has_down_files():
             return {}
         others = [w.entry for w in known.winners if w.entry.point.part not in self.gemms]
-        others.sort(key=lambda entry: WINNING.index(entry.status))  # the best one last
+        others.sort(key=lambda entry: WINNING.index(entry.status))  # the best last
         return {entry.point.batch_size: entry.config for entry in others}
 
 
 def prepare(request: Request) -> PreparedRun:
-    """The run of a layer. Raises BadInput for a request that cannot be tuned."""
+    """Return the run of a layer. Raises BadInput for a request that cannot be tuned."""
     assert isinstance(request.problem, FusedMoe)  # the registry chose this family
     assert isinstance(request.selected, MoeSelection)
     problem, device, gemms = request.problem, request.device, request.selected.gemms
@@ -104,7 +108,9 @@ def prepare(request: Request) -> PreparedRun:
         raise BadInput(f"{engine.name} {engine.version} reads no _down files: tune up, or both")
     path = request.source.recording
     recording = read_recording(path) if path else None
-    points = _points(request, request.selected, recording)  # refuses what the recording lacks
+    points = _points(
+        request, request.selected, recording
+    )  # refuses points that the recording lacks
     spaces = _spaces(request, problem, engine, gemms)
     triton, sizes = triton_version(request.engine), [point.batch_size for point in points]
     found = find_baselines(engine, problem, device, triton, gemms, sizes)
@@ -179,7 +185,7 @@ def _spaces(
 
 
 def _tries(layer: _Layer) -> dict[str, int]:
-    """The most configurations to try at each size, summed over the gemms."""
+    """Return the most configurations to try at each size, summed over the gemms."""
     each = layer.budget.per_point
     trusted: Mapping[Point, Config] = {}
     if layer.predicted:
@@ -209,7 +215,7 @@ def _goal(layer: _Layer, known: KnownBefore) -> RunGoal:
 
 
 def _searches(request: Request) -> bool:
-    """Whether a search proposes configurations. Trying everything needs none."""
+    """Say whether a search proposes configurations. An exhaustive run needs no search."""
     predicted = request.source.kind is MeasureKind.PREDICT
     return not predicted and request.effort is not Effort.EXHAUSTIVE
 
@@ -217,7 +223,7 @@ def _searches(request: Request) -> bool:
 def _strategy(
     layer: _Layer, search: Callable[[], Callable[[KnownBefore], Strategy]]
 ) -> Callable[[KnownBefore], Strategy]:
-    """How configurations are tried."""
+    """Return how to make the strategy that tries configurations."""
     if _searches(layer.request):
         return lambda known: search()(known)
     if layer.predicted:
@@ -226,7 +232,9 @@ def _strategy(
 
 
 def _shortlist(layer: _Layer, known: KnownBefore) -> Strategy:
-    """What is worth compiling for a prediction: nothing where what is trusted can run."""
+    """List the candidates to compile for a prediction: none at a point whose trusted entry can
+    run.
+    """
     trusted = layer.trusted(known)
     if layer.request.effort is Effort.EXHAUSTIVE or not trusted:
         return FixedStrategy(_listed(layer, known, layer.points))
@@ -255,7 +263,7 @@ def _shares_block(config: Config, partner: Config | None) -> bool:
 
 
 def _best_of_each_block(ranked: Sequence[Config], most: int) -> list[Config]:
-    """The first few of each BLOCK_SIZE_M, because a pair of gemms must share that value."""
+    """Return the first few of each BLOCK_SIZE_M, because a pair of gemms must share it."""
     kept: dict[int, list[Config]] = {}
     for config in ranked:
         kept.setdefault(config["BLOCK_SIZE_M"], []).append(config)
@@ -263,7 +271,9 @@ def _best_of_each_block(ranked: Sequence[Config], most: int) -> list[Config]:
 
 
 def _search(layer: _Layer) -> Callable[[KnownBefore], Strategy]:
-    """What makes searches. The seeds and the model's times, which take seconds, are found once."""
+    """Return a function that makes searches. The seeds and the model's times, which take seconds,
+    are found once.
+    """
     problem, device, seed = layer.problem, layer.device, layer.request.seed
     spaces, at = layer.spaces, layer.at
     if layer.one_config:  # the up gemm's points stand for both
@@ -280,7 +290,7 @@ def _search(layer: _Layer) -> Callable[[KnownBefore], Strategy]:
     )
     model = _model(layer)
     if model is not None and layer.request.source.kind is MeasureKind.GPU:
-        for point, space in at.items():  # the predictor keeps what it predicted
+        for point, space in at.items():  # the predictor keeps its predictions
             model(point, sample_of(space, point, seed))
 
     def search(known: KnownBefore) -> Strategy:
@@ -293,7 +303,9 @@ def _search(layer: _Layer) -> Callable[[KnownBefore], Strategy]:
 
 
 def _model(layer: _Layer) -> Model | None:
-    """The device model, for the search. It does not know the options of AMD's compiler."""
+    """Return the device model for the search; None on AMD, because it does not know AMD's
+    compiler.
+    """
     if layer.device.architecture.launch_options:
         return None
     predictor = layer.predictor
@@ -301,7 +313,7 @@ def _model(layer: _Layer) -> Model | None:
 
 
 def _foreseen(layer: _Layer) -> dict[Point, list[Config]]:
-    """The device model's best on the engine's grid, where the model is most accurate."""
+    """Return the device model's best on the engine's grid, for which the model is most accurate."""
     problem, predictor = layer.problem, layer.predictor
     grids: dict[Part, Space] = {g: space_for(problem, layer.device, g) for g in layer.gemms}
     at = spaces_at(layer.points, problem, grids)
@@ -315,7 +327,7 @@ def _notes(layer: _Layer) -> list[str]:
     path = layer.baselines.unread
     if path is None:
         return []
-    use = "kept where they can run" if layer.predicted else "tried"
+    use = "kept if they can run" if layer.predicted else "tried"
     return [
         f"{layer.request.engine.name} ships a file that was tuned on this card, and that servers "
         f"do not ask for: {path.parent.name}/{path.name}; its entries are {use}"

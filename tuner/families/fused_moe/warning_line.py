@@ -1,6 +1,6 @@
-"""The problem of a fused-MoE config file that an engine names.
+"""Find the problem of a fused-MoE config file that an engine names.
 
-A name, such as one in a warning line, lacks the hidden size K and top_k. These come from the
+A name, such as the name in a warning line, lacks the hidden size K and top_k. These come from the
 presets that divide into the same E and N.
 """
 
@@ -87,19 +87,23 @@ class Match:
 
     @property
     def shared_experts(self) -> int:
-        """The fused experts that get each token; see `moe_problem` for copies of old releases."""
+        """Return the fused experts that get each token; `moe_problem` tells of copies in old
+        releases.
+        """
         return self.fused if self.fused == self.model.n_shared_experts else 0
 
 
 def matches(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Match, ...]:
-    """The presets whose experts divide into the file's E and N, and that agree with what else is
-    known of the server. Matches without expert parallelism exclude others, and so do matches whose
-    tp is a power of two; no server divides a model that it does not name by 10 or 14.
+    """Return the presets whose experts divide into the file's E and N, and that agree with all
+    other facts of the server.
+
+    Matches without expert parallelism exclude others, and so do matches whose tp is a power of two;
+    no server divides a model that it does not name by 10 or 14.
     """
     with_experts = [model for model in presets() if model.E]
     named = [model for model in named_in(serving.model) if model.E]
     if serving.model and not named and any(char.isdigit() for char in serving.model):
-        return ()  # of a model that is no preset
+        return ()  # the server's model is no preset
     # A model that somebody names is served, whatever the age of the folder: builds keep old paths.
     some = named or [model for model in with_experts if _may_serve(model, missing)]
     found = [match for model in some for match in _divisions(model, missing, fusions)]
@@ -114,7 +118,9 @@ def matches(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Ma
 
 
 def _of_the_type(found: list[Match], missing: NamedLayer) -> list[Match]:
-    """The matches whose checkpoints have the file's type. An engine can quantise to fp8 itself."""
+    """Return the matches whose checkpoints have the file's type. An engine can quantise to fp8
+    itself.
+    """
     wanted = (missing.dtype or Dtype.BFLOAT16, missing.block_shape)
     channels = missing.per_channel_quant
     same = [
@@ -131,7 +137,7 @@ def _of_the_type(found: list[Match], missing: NamedLayer) -> list[Match]:
 
 
 def _may_serve(model: Model, missing: NamedLayer) -> bool:
-    """Whether releases as old as the file's folder know the model."""
+    """Say whether releases as old as the file's folder know the model."""
     return not missing.before or bool(model.since and release_of(model.since) < missing.before)
 
 
@@ -149,10 +155,11 @@ def _divisions(model: Model, missing: NamedLayer, fusions: Fusions) -> list[Matc
 
 
 def choose(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[FusedMoe, str, str]:
-    """The problem, the origin of its K and top_k, and the presets that they are assumed from.
+    """Return the problem, the origin of its K and top_k, and the presets that they are assumed
+    from.
 
     A given hidden size or top_k excludes other presets. Raises SeveralModels, which has the
-    problems of the matching presets, if they disagree, and BadProblem if none matches.
+    problems of the matching presets, if they disagree, and BadProblem if no preset matches.
     """
     hidden_size, top_k = serving.options.get("hidden_size"), serving.options.get("top_k")
     if hidden_size and top_k:
@@ -171,7 +178,7 @@ def choose(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Fus
         assumed = "" if serving.model or hidden_size or top_k else names
         origin = f"hidden size {problem.K} and top_k {problem.top_k} as in {names}"
         if assumed:
-            origin += ", if it is that model; for another one, tune its config.json instead"
+            origin += ", if it is that model; for another model, tune its config.json instead"
         return problem, origin, assumed
     message = f"{missing.file_name} names neither the hidden size nor top_k"
     these = "; ".join(
@@ -199,7 +206,9 @@ def _names(found: Sequence[Match]) -> str:
 def _problem(
     missing: NamedLayer, serving: Serving, K: int, top_k: int, *, channels: bool
 ) -> FusedMoe:
-    """`channels`: whether the weights are quantised per channel, if the name does not say it."""
+    """Return the problem of a file. `channels`: whether the weights are quantised per channel, if
+    the name does not say it.
+    """
     block_shape = serving.options.get("block_shape")
     said = missing.per_channel_quant
     return FusedMoe(
@@ -214,7 +223,7 @@ def _problem(
 
 
 def resolve_missing(missing: NamedLayer, serving: Serving, fusions: Fusions) -> Resolved:
-    """The problem that a file is for. Raises BadProblem."""
+    """Return the problem that a file is for. Raises BadProblem."""
     dtype = serving.dtype
     if dtype and missing.dtype and dtype is not missing.dtype:
         raise BadProblem(f"{missing.file_name} is of {missing.dtype.value}, not {dtype.value}")
@@ -229,7 +238,7 @@ def resolve_missing(missing: NamedLayer, serving: Serving, fusions: Fusions) -> 
 
 
 def _age_note(missing: NamedLayer, version: str | None) -> str:
-    """Says that the engine to tune for looks for another file than the line's; empty otherwise."""
+    """Return a note if the engine to tune for looks for another file than the line's; else ""."""
     if not missing.before or not version or release_of(version) < missing.before:
         return ""
     before = ".".join(map(str, missing.before))

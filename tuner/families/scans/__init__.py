@@ -1,1 +1,1 @@
-"""What families of chunked scans share: chains of kernels that engines tune themselves."""
+"""Code that all families of chunked scans use: chains of kernels that engines tune themselves."""

@@ -1,4 +1,4 @@
-"""The tensors of a scan's chain of kernels, kept between candidates. Imports torch."""
+"""Keep the tensors of a scan's chain of kernels between candidates. This module imports torch."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _CACHES = 2  # the copies of a chain's tensors together are so many times as lar
 
 @dataclass(frozen=True)
 class ScanBatch:
-    """The tensors of one batch of prompts: a copy for each launch of a graph.
+    """The tensors of a batch of prompts: a copy for each launch of a graph.
 
-    What stands between two kernels is the reference's, in the engine's types. So a kernel is timed
-    and checked with the same inputs whatever runs before it.
+    Tensors between two kernels have the reference's values, in the engine's types. So a kernel is
+    timed and checked with the same inputs, whichever configurations run before it.
     """
 
     problem: ScanProblem
@@ -35,7 +35,7 @@ class ScanBatch:
     copies: list[dict[str, Tensor]]
 
     def error(self, names: set[str]) -> float:
-        """The worst error of tensors of the first copy."""
+        """Return the worst error of the named tensors of the first copy."""
         return max(map(self._error, names))
 
     def _error(self, name: str) -> float:
@@ -43,12 +43,14 @@ class ScanBatch:
 
     @cached_property
     def _references(self) -> dict[str, Reference]:
-        """A scale is never 0: the states before the only chunk of a prompt are all zeros."""
+        """Return the references. A scale is never 0: the states before a prompt's only chunk are
+        all zeros.
+        """
         expected = self.expected.items()
         return {name: Reference(t, _LEAST_SCALE) for name, t in expected}
 
     def clear(self, names: set[str]) -> None:
-        """Fill tensors of the first copy with NaN, or with what they begin with."""
+        """Fill tensors of the first copy with NaN, or with the values that they begin with."""
         begins = scan_of(self.problem).begins
         for name in names:
             self.copies[0][name].fill_(begins.get(name, math.nan))
@@ -60,7 +62,7 @@ class ScanBatch:
 
     @contextmanager
     def restored(self, names: set[str]) -> Iterator[None]:
-        """Restore tensors at the end, also after an error: what comes next reads them."""
+        """Restore tensors at the end, also after an error, because later kernels read them."""
         try:
             yield
         finally:
@@ -68,8 +70,8 @@ class ScanBatch:
 
 
 class ScanBatches:
-    """The batches of one problem. As many are kept as `most_bytes` hold, but one at least: trials
-    of several sizes come in any order.
+    """The batches of a problem. As many are kept as `most_bytes` hold, but at least the newest:
+    trials of several sizes come in any order.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class ScanBatches:
         self._kept: dict[tuple[int, int], ScanBatch] = {}
 
     def at(self, point: Point) -> ScanBatch:
-        """The tensors of a point, which all parts share."""
+        """Return the tensors of a point, which all parts share."""
         size = point.batch_size, point.new_tokens
         if size not in self._kept:
             while self._kept and self._held([*self._points(), point]) > self._most_bytes:
@@ -97,7 +99,7 @@ class ScanBatches:
         return self._kept[size]
 
     def needed_bytes(self, points: list[Point]) -> int:
-        """Bytes of the largest point: its tensors, and the reference's in float32."""
+        """Return the bytes of the largest point: its tensors, and the reference's in float32."""
         return max(self._held([point]) for point in points)
 
     def _points(self) -> list[Point]:
@@ -108,7 +110,7 @@ class ScanBatches:
 
     def _bytes(self, point: Point) -> int:
         made = self._inputs.outputs(self._problem, point, "meta")
-        # What a layer is given is about as large as four outputs.
+        # A layer's inputs are about as large as four outputs.
         counted = [*made.values(), *4 * [made["out"]]]
         return sum(int(tensor.numel() * tensor.element_size()) for tensor in counted)
 
@@ -139,7 +141,7 @@ class ScanBatches:
 
 
 def written(problem: ScanProblem, launches: list[ScanLaunch], point: Point) -> set[str]:
-    """What a point's kernels write."""
+    """Return the names of the tensors that a point's kernels write."""
     pointers = [
         argument.operand or name
         for launch in launches

@@ -1,4 +1,6 @@
-"""Check whether what an engine runs, or what files say, compiles and fits on a device."""
+"""Check whether the kernels that an engine runs, or that files configure, compile and fit on a
+device.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +47,13 @@ class ScanCheck(Check[CheckedEntry]):
 
 
 def claims(name: str, engine: Engine) -> bool:
-    """Whether a name is that of a file of a chunked scan."""
+    """Say whether a file name is the name of a chunked scan's file."""
     found = _NAME.fullmatch(name)
     return found is not None and found[1] in names_below(str(__package__))
 
 
 def asked_names(problems: Sequence[ScanProblem], device: Device, engine: Engine) -> list[str]:
-    """The names of the files that the plugin looks for."""
+    """Return the names of the files that the plugin looks for."""
     return [file_name(problem, device.name) for problem in problems]
 
 
@@ -60,8 +62,8 @@ def check_files(
 ) -> ScanCheck:
     """Compile every entry of the files for the device.
 
-    Raises MalformedConfigFile for a malformed file, and UnsupportedKernel for an entry that the
-    engine's kernel does not take, or a release without the kernels.
+    Raises MalformedConfigFile for a malformed file, and UnsupportedKernel for a release without the
+    kernels or for an entry that the engine's kernel does not take.
     """
     groups = []
     for path in files:
@@ -72,7 +74,7 @@ def check_files(
 
 
 def check_problems(problems: Sequence[ScanProblem], device: Device, engine: Engine) -> ScanCheck:
-    """Compile what the engine runs for the problems: its constants, or all among which it chooses.
+    """Compile the configurations that the engine has for the problems: its constants, or its list.
 
     Raises UnsupportedKernel for a release without the kernels.
     """
@@ -85,7 +87,7 @@ def check_problems(problems: Sequence[ScanProblem], device: Device, engine: Engi
             own = kernels.constants(*about)
             point = Point(1, part, kernels.first_tokens(problem))
             asked += [(point, one) for one in ([own] if own else kernels.listed(*about))]
-        name = f"{problem.spec()}: what {engine.name} {engine.version} has"
+        name = f"{problem.spec()}: the configurations of {engine.name} {engine.version}"
         groups.append(_group(name, problem, asked, device, engine))
     return check_groups(ScanCheck, groups, device, engine)
 

@@ -1,7 +1,7 @@
-"""Choose the configurations of a scan's kernels. A launch knows its tokens, so points stand alone.
+"""Choose the configurations of a scan's kernels. A launch shows its tokens, so points stand alone.
 
-An engine that chooses by itself does so once, at its first prompt, which is one chunk, and keeps
-that choice for all lengths. So its own choice is what is fastest of its list at that point.
+An engine that chooses by itself does so once, at its first prompt, which is a chunk long, and keeps
+its choice for all lengths. So its own choice is the fastest of its list at that point.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OwnChoice:
     first: Point  # at this point
 
     def config(self, trials: Sequence[Trial]) -> Config:
-        """The configuration, as far as trials at the first point tell."""
+        """Return the configuration, as far as trials at the first point tell."""
         if self.constants is not None:
             return self.constants
         timed = [
@@ -38,7 +38,9 @@ class OwnChoice:
         return min(timed)[1] if timed else self.listed[0]
 
     def lost(self, trials: Sequence[Trial]) -> Trial | None:
-        """A trial that was lost to a mishap, so that nobody knows what the engine chooses."""
+        """Return a trial of the engine's list that was lost to a mishap, so that the engine's
+        choice is unknown.
+        """
         here = (trial for trial in trials if trial.candidate.point == self.first and trial.lost)
         listed = self.listed if self.constants is None else ()
         return next((trial for trial in here if trial.candidate.config in listed), None)
@@ -46,7 +48,7 @@ class OwnChoice:
 
 @dataclass(frozen=True)
 class ScanChooser:
-    """`choose` and `finalists` for one run: a `PointwiseChooser` for each kernel."""
+    """`choose` and `finalists` for a run: a `PointwiseChooser` for each kernel."""
 
     own: Mapping[Part, OwnChoice]
     policy: Policy
@@ -54,7 +56,9 @@ class ScanChooser:
     previous: Mapping[Point, Config]
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
-        """An entry for each requested point. Raises NothingFits for one without a time."""
+        """Return an entry for each requested point. Raises NothingFits for a point without a
+        time.
+        """
         found = []
         for part, own in self.own.items():
             entries = self._of(part, trials).choose(trials)
@@ -66,7 +70,7 @@ class ScanChooser:
         return found
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
-        """The trials of each point that are worth timing again."""
+        """Return the trials of each point that are worth timing again."""
         found = []
         for part in self.own:
             here = [entry for entry in entries if entry.point.part is part]

@@ -1,4 +1,4 @@
-"""What an engine whose chunked scans can be tuned has to give, and what it inherits."""
+"""Define the interface of engines whose chunked scans can be tuned."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tuner.problems.points import (
 class ScanLaunch:
     """A kernel of the chain, with the grid that the engine launches it with.
 
-    Its pointers are the tensors of the family's operands and outputs, by their names.
+    Its pointers name the tensors of the family's operands and outputs.
     """
 
     binding: Binding
@@ -55,7 +55,7 @@ _USUAL_SHARED_BYTES = 102400  # `Backend.DEFAULT` of the engines' fla/utils.py
 
 @dataclass(frozen=True)
 class ScanKernels(ABC, Generic[E]):
-    """The kernels of one engine version, launched as its own launchers do.
+    """The kernels of an engine version, launched as its own launchers do.
 
     All methods may raise UnsupportedKernel.
     """
@@ -64,7 +64,7 @@ class ScanKernels(ABC, Generic[E]):
     scan: Scan  # with the kernels and calls that this engine has
     folder: Path  # of the kernels' files
     lifted: Lifted
-    # What of the reference depends on the engine: further arguments of `inputs.reference`.
+    # Further arguments of `inputs.reference`, which depend on the engine.
     differs: Mapping[str, Any] = field(default_factory=dict)
     _chosen: dict[str, int] = field(default_factory=dict)
     _given: dict[str, Any] = field(default_factory=dict)  # the arguments of the launcher that runs
@@ -93,25 +93,27 @@ class ScanKernels(ABC, Generic[E]):
 
     @property
     def hash(self) -> str:
-        """The sha256 of the lifted source."""
+        """Return the sha256 of the lifted source."""
         return self.lifted.hash
 
     def _arguments(self, problem: ScanProblem, point: Point, call: Call) -> Mapping[str, Any]:
-        """The arguments of a launcher. It takes those that are among its parameters."""
+        """Return the arguments of a launcher by name; it takes the arguments that are its
+        parameters.
+        """
         return self.scan.operands(problem, point, call)
 
     def _known(self, target: Target) -> Mapping[str, object]:
-        """Further stand-ins, by the names in a file and those that it uses."""
+        """Return further stand-ins, by the names that a file uses."""
         return {}
 
     @abstractmethod
     def _open(self, source: Path, target: Target) -> Definitions:
-        """The functions of a file. They record in `_launches`, and launch with `_chosen`."""
+        """Return the functions of a file. They record in `_launches`, and launch with `_chosen`."""
 
     def launches(
         self, problem: ScanProblem, point: Point, config: Config, target: Target
     ) -> list[ScanLaunch]:
-        """What the engine launches at a point with a configuration, in turn."""
+        """Return the engine's launches at a point with a configuration, in turn."""
         self._check(point.part, config)
         return [
             self._bound(call, self._launched(problem, point, call, config, target), target)
@@ -119,9 +121,10 @@ class ScanKernels(ABC, Generic[E]):
         ]
 
     def listed(self, problem: ScanProblem, part: Part, target: Target) -> Sequence[Config]:
-        """The configurations among which the engine chooses; empty where it runs constants.
+        """Return the configurations among which the engine chooses; empty if it runs constants.
 
-        Tiles that are wider than what they cover are left out, and what Triton miscompiles.
+        Configurations are left out if their tiles are wider than the lengths that they cover, or if
+        Triton miscompiles them.
         """
         whole = self._list(problem, part, target)
         tuned = self._kernel_of(part)
@@ -130,13 +133,13 @@ class ScanKernels(ABC, Generic[E]):
         return fitting or whole[:1]
 
     def constants(self, problem: ScanProblem, part: Part, target: Target) -> Config | None:
-        """What the engine always runs; None where it chooses."""
+        """Return the configuration that the engine always runs; None if it chooses."""
         if listed := self._list(problem, part, target):
             return listed[0] if len(listed) == 1 else None
         return self._given_constants(problem, part, target)
 
     def _given_constants(self, problem: ScanProblem, part: Part, target: Target) -> Config:
-        """What the launcher itself says."""
+        """Return the constants that the launcher itself has."""
         call = self._kernel_of(part).calls[0]
         point = Point(1, part, problem.chunk_size)
         launch = self._launched(problem, point, call, {}, target)
@@ -148,7 +151,9 @@ class ScanKernels(ABC, Generic[E]):
         return Config({**TRITON_DEFAULTS, **found, **launch.options})
 
     def _list(self, problem: ScanProblem, part: Part, target: Target) -> list[Config]:
-        """The list of an autotuner; empty without one. A launcher may say some of the blocks."""
+        """Return the list of an autotuner; empty without an autotuner. A launcher may set some of
+        the blocks.
+        """
         tuned, found = self._kernel_of(part), self._tuned(part, target)
         whole = all(name in config for config in found for name in tuned.blocks)
         said = TRITON_DEFAULTS if whole else self._given_constants(problem, part, target)
@@ -157,7 +162,7 @@ class ScanKernels(ABC, Generic[E]):
         return [Config({name: config[name] for name in names}) for config in every]
 
     def _tuned(self, part: Part, target: Target) -> list[dict[str, int]]:
-        """An autotuner's list as it is; empty without one."""
+        """Return an autotuner's list as it is; empty without an autotuner."""
         if (part, target) not in self._lists:  # each launch asks
             tuned = self._kernel_of(part)
             kernel = next(n for n in tuned.calls[0].kernels if n in self.lifted.functions)
@@ -166,15 +171,17 @@ class ScanKernels(ABC, Generic[E]):
         return self._lists[part, target]
 
     def first_tokens(self, problem: ScanProblem) -> int:
-        """The tokens of the prompt at which an autotuner chooses: here the first, of one chunk."""
+        """Return the tokens of the prompt at which an autotuner chooses: the first prompt, of one
+        chunk.
+        """
         return problem.chunk_size
 
     def binder(self, problem: ScanProblem, target: Target) -> Binder:
-        """The main kernel of a candidate, for the compiler."""
+        """Return the main kernel of a candidate, for the compiler."""
         return lambda candidate: self._bindings(problem, candidate, target)[0]
 
     def companions(self, problem: ScanProblem, target: Target) -> Companions:
-        """The further kernels of a candidate."""
+        """Return the further kernels of a candidate."""
         return lambda candidate: self._bindings(problem, candidate, target)[1:]
 
     def _bindings(
@@ -206,8 +213,10 @@ class ScanKernels(ABC, Generic[E]):
         config: Mapping[str, int],
         target: Target,
     ) -> KernelLaunch:
-        """A call's launch of its kernel. A launcher may launch others of the chain too."""
-        # What all of an autotuner's configurations say is no choice, but part of the launch.
+        """Return a call's launch of its kernel. A launcher may launch other kernels of the chain
+        too.
+        """
+        # An argument that all of an autotuner's configurations share is part of the launch.
         alike = common_arguments(
             self._tuned(point.part, target), self._kernel_of(point.part).blocks
         )
@@ -254,14 +263,16 @@ class ScanKernels(ABC, Generic[E]):
 def common_arguments(
     configs: Sequence[Mapping[str, int]], blocks: Collection[str]
 ) -> dict[str, int]:
-    """What all configurations of an autotuner say besides what is tuned."""
+    """Return the arguments that all configurations of an autotuner share besides the tuned ones."""
     first = configs[0] if configs else {}
     names = [name for name in first if name not in blocks and name not in TRITON_DEFAULTS]
     return {n: first[n] for n in names if all(config.get(n) == first[n] for config in configs)}
 
 
 def fla_answers(target: Target) -> Mapping[str, object]:
-    """What the engines' fla/utils.py finds of a card, without variables of the environment."""
+    """Return the answers of the engines' fla/utils.py about a card, without environment
+    variables.
+    """
     wide = architecture(target).shared_optin_bytes >= _USUAL_SHARED_BYTES
     return {
         "check_shared_mem": lambda arch="none": wide,
@@ -273,7 +284,8 @@ def fla_answers(target: Target) -> Mapping[str, object]:
 
 
 def chunk_lists(given: Mapping[str, Any]) -> dict[str, object]:
-    """Functions of engines that find a batch's chunks, each asked for those of the prompts.
+    """Return engines' functions that find the chunks of a batch, each with the answer for the
+    prompts.
 
     `given`: the arguments of the launcher that runs.
     """
@@ -284,30 +296,32 @@ def chunk_lists(given: Mapping[str, Any]) -> dict[str, object]:
 
 
 def oversized(problem: ScanProblem, part: Part, config: Config) -> bool:
-    """Whether a tile is wider than what it covers, which the kernel would mask."""
+    """Say whether a tile is wider than the length that it covers, so that the kernel masks the
+    rest.
+    """
     tuned = kernel_of(problem, part)
     lengths = zip(tuned.blocks, tuned.covers(problem), strict=True)
     return any(config[name] > padded(length) for name, length in lengths)
 
 
 def padded(n: int) -> int:
-    """The next power of two."""
+    """Return the next power of two."""
     return 1 << (n - 1).bit_length()
 
 
 @dataclass(frozen=True)
 class ScanEngine:
-    """The chunked scans of one family in one engine version on disk."""
+    """The chunked scans of a family in an engine version on disk."""
 
     engine: Engine
     lifts: Callable[[Any, str], ScanKernels[Any]]  # the engine and a platform to its kernels
 
     def lift(self, platform: str = CUDA) -> ScanKernels[Any]:
-        """The kernels for a platform, "cuda" or "hip". Raises UnsupportedKernel."""
+        """Return the kernels for a platform, "cuda" or "hip". Raises UnsupportedKernel."""
         return self.lifts(self.engine, platform)
 
 
 def scan_engine(engine: Engine, family: str) -> ScanEngine:
-    """A family's scan in an engine. Raises UnsupportedFamily if it cannot be tuned."""
+    """Return a family's scan in an engine. Raises UnsupportedFamily if it cannot be tuned."""
     found: ScanEngine = engine_module(engine.name, family).open_family(engine)
     return found

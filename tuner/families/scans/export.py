@@ -43,7 +43,7 @@ _TOLD = (  # in manifests of bundles
 
 @dataclass(frozen=True)
 class ScanFileExport:
-    """One file to write: a problem for a device and a Triton version."""
+    """A file to write: a problem for a device and a Triton version."""
 
     path: Path
     file: ScanFile
@@ -61,7 +61,7 @@ class ScanFileExport:
 
     @property
     def sidecar(self) -> Path:
-        """`<root>/provenance/chunk_scan/<Triton's folder>/<name>`."""
+        """Return `<root>/provenance/chunk_scan/<Triton's folder>/<name>`."""
         root, folder = self.path.parents[2], self.path.parent.name
         return root / PROVENANCE / FOLDER / folder / self.path.name
 
@@ -73,12 +73,12 @@ class ScanFileExport:
         return self.file.text()
 
     def as_json(self) -> dict[str, Any]:
-        """The fields of `tuner export --json` that only this family has."""
+        """Return the fields of `tuner export --json` that only this family has."""
         sizes = dict.fromkeys((e.point.batch_size, e.point.new_tokens) for e in self.file.entries)
         return {"prompts": [{"sequences": n, "tokens": tokens} for n, tokens in sizes]}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A bundle manifest's row for each entry."""
+        """Yield a bundle manifest's row for each entry."""
         for row in self.provenance["entries"]:
             yield {"problem": self.problem.spec(), **{name: row[name] for name in _TOLD}}
 

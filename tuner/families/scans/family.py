@@ -42,16 +42,16 @@ _SELECTING = (
 
 
 def _place(problem: ScanProblem, point: Point) -> ChartPosition:
-    """Where a point is drawn: the kernels of a batch are one after the other, by tokens."""
+    """Place a point: the charts of a batch's kernels follow each other, by tokens."""
     sequences = f"{point.batch_size} sequence{'s' * (point.batch_size != 1)}"
     kernels = scan_of(problem).title(problem).partition(",")[0]
     return ChartPosition(f"{kernels}, {sequences}", point.new_tokens, "tokens of each sequence")
 
 
 def _least_us(problem: ScanProblem, point: Point, device: Device) -> float:
-    """Microseconds of one launch at least; see `roofline_us`.
+    """Return the least microseconds of a launch; see `roofline_us`.
 
-    What a kernel reads was written by the one before, or by the layer's convolution.
+    The inputs of a kernel are warm: the kernel before, or the layer's convolution, wrote them.
     """
     size = tokens_of(point), all_chunks(problem, point)
     return roofline_us(
@@ -64,7 +64,9 @@ def _least_us(problem: ScanProblem, point: Point, device: Device) -> float:
 
 
 def _held_bytes(problem: ScanProblem, point: Point) -> int:
-    """Bytes that a kernel reads and writes: one launch needs them of the card's memory."""
+    """Return the bytes that a kernel reads and writes, which a launch needs of the card's
+    memory.
+    """
     size = tokens_of(point), all_chunks(problem, point)
     return kernel_of(problem, point.part).moved_bytes(problem, *size)
 

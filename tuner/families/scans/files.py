@@ -1,5 +1,5 @@
-"""The files that carry choices for a scan's kernels to servers: exports write them, plugins read
-them.
+"""Write and read the files that carry choices for a scan's kernels to servers: exports write them,
+plugins read them.
 
 Their path is `<root>/chunk_scan/triton_3_6_0/<problem>,device_name=NVIDIA_H200.json`. This module
 needs only the standard library, because it runs inside servers.
@@ -32,7 +32,7 @@ _MOST = 1 << 24  # tokens; all other values are far smaller
 
 @dataclass(frozen=True)
 class ScanEntry:
-    """The choice for one kernel at one number of tokens."""
+    """The choice for a kernel at a number of tokens."""
 
     point: Point
     config: Config
@@ -41,7 +41,7 @@ class ScanEntry:
 
 @dataclass(frozen=True)
 class ScanFile:
-    """The choices for one problem on one kind of GPU, and the software that they are for."""
+    """The choices for a problem on a kind of GPU, and the software that they are for."""
 
     problem: ScanProblem
     device: str  # e.g. NVIDIA_H200
@@ -57,11 +57,11 @@ class ScanFile:
 
     @property
     def predicted(self) -> bool:
-        """Whether no entry was measured. Such files are not made."""
+        """Say whether no entry was measured. Such files are not made."""
         return False
 
     def text(self) -> str:
-        """The file's JSON; `read_scan_file` reads it back."""
+        """Return the file's JSON; `read_scan_file` reads it back."""
         texts = {name: getattr(self, name) for name in _TEXTS}
         rows = [
             {
@@ -77,12 +77,14 @@ class ScanFile:
         return json.dumps(fields, indent=2) + "\n"
 
     def path_under(self, root: Path) -> Path:
-        """The path of the file under a root."""
+        """Return the path of the file under a root."""
         name = file_name(self.problem, self.device)
         return root / FOLDER / version_folder(self.triton) / name
 
     def pick(self, part: ScanKernel, tokens: int) -> ScanEntry | None:
-        """The entry of the nearest number of tokens by their ratio; None without a near one."""
+        """Return the entry of the nearest number of tokens by their ratio; None if no entry is
+        near.
+        """
 
         def distance(entry: ScanEntry) -> tuple[float, Point]:
             return abs(math.log2(tokens_of(entry.point) / tokens)), entry.point
@@ -97,20 +99,21 @@ def file_name(problem: ScanProblem, device_name: str) -> str:
 
 
 def scan_root(environ: Mapping[str, str]) -> tuple[str, Path] | None:
-    """The variable that names a root of these files, and the root; None if it is not set."""
+    """Return the variable that names a root of these files, and the root; None if it is not set."""
     named = environ.get(CONFIG_DIR_VARIABLE)
     return (CONFIG_DIR_VARIABLE, Path(named)) if named else None
 
 
 def find_scan_files(root: Path, family: str = "") -> list[Path]:
-    """The sorted paths of all files under a root, or of a family's, for any Triton version. None is
-    opened.
+    """Return the sorted paths of all files under a root, or of a family's, for any Triton version.
+
+    No file is opened.
     """
     return sorted((root / FOLDER).glob(f"triton_*/{family and f'{family},'}*.json"))
 
 
 def family_of_file(path: Path) -> str:
-    """The family that the name of a file says."""
+    """Return the family that a file's name begins with."""
     return path.name.partition(",")[0]
 
 

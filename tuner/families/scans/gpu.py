@@ -1,8 +1,8 @@
-"""Measure the candidates of one chunked scan on this process's GPU.
+"""Measure the candidates of a chunked scan on this process's GPU.
 
 A search times a kernel alone. A race times the whole chain with each finalist, and without the
-kernel: the difference is what the kernel takes beside the others, with what they leave in caches.
-A kernel that is a small part of its chain is raced alone, as noise of the others would hide it.
+kernel: the difference is the kernel's time beside the others, with the caches as they leave them. A
+kernel that is a small part of its chain is raced alone, as noise of the others would hide it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ScanOnGpu:
         self.ready: Fields = {"needed_bytes": self._batches.needed_bytes(points)}
 
     def measure(self, request: Fields) -> Fields:
-        """Check one candidate, then time it."""
+        """Check a candidate, then time it."""
         if (backend := request.get("backend", TRITON)) != TRITON:
             why = no_module(backend, self._problem.family)
             return measurement_fields(Measurement(Status.UNSUPPORTED, detail=why))
@@ -78,13 +78,13 @@ class ScanOnGpu:
             return measurement_fields(Measurement(Status.WRONG_RESULT, detail=detail))
         batch = self._batches.at(point)
         chains = [_chain(loaded, copy) for copy in batch.copies]
-        with batch.restored(names):  # states that it reads and writes are other ones each time
+        with batch.restored(names):  # each run reads and writes other states
             timed = time_graph(capture_chains(chains), request["best_us"])
         self._note(point, config, timed.median_us)
         return measurement_fields(replace(timed, detail=f"worst error {error:.2g}"))
 
     def race(self, request: Fields) -> Fields:
-        """Time several candidates of one point in turn, each within the chain."""
+        """Time several candidates of a point in turn, each within the chain."""
         point = read_point(request)
         configs = [Config(fields) for fields in request["configs"]]
         batch = self._batches.at(point)
@@ -116,7 +116,9 @@ class ScanOnGpu:
         return {"measurements": [measurement_fields(one) for one in found]}
 
     def _checked(self, point: Point, config: Config) -> tuple[Loaded, set[str], float]:
-        """A point's kernels, what they write, and its worst error of several times."""
+        """Return a point's kernels, the names of tensors that they write, and their worst error of
+        several runs.
+        """
         loaded, batch = self._load(point, config), self._batches.at(point)
         names = written(self._problem, [launch for _, launch in loaded], point)
         errors = []
@@ -132,7 +134,7 @@ class ScanOnGpu:
             self._best[point] = us, config
 
     def _beside(self, point: Point) -> Loaded:
-        """What runs for another part of the chain: the best so far, or what the engine has."""
+        """Load another part of the chain: its best configuration so far, or the engine's."""
         if point in self._best:
             return self._load(point, self._best[point][1])
         about = self._problem, point.part, self._target

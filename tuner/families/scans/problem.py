@@ -1,4 +1,4 @@
-"""What the problems of all chunked scans are: sizes, types, and a text that has them."""
+"""Define the common base of the problems of chunked scans: sizes, types and a text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ScanSizes:
         check_state_dtype(self.state_dtype)
 
     def spec(self) -> str:
-        """The canonical text of this problem; `parse_problem` reads it back."""
+        """Return the canonical text of this problem; `parse_problem` reads it back."""
         sizes = [f"{name}={getattr(self, name)}" for name in self.most]
         types = [f"dtype={self.dtype.value}", f"state_dtype={self.state_dtype}"]
         unusual = [(n, getattr(self, n)) for n, usual in self.words.items()]
@@ -42,8 +42,10 @@ class ScanSizes:
 
     @classmethod
     def parse(cls: type[T], text: str) -> T:
-        """Read a problem's text; dtype is bfloat16, state_dtype float32 and words the usual ones
-        where they are left out. Raises BadProblem, which names the nearest field.
+        """Read a problem's text. If they are left out, dtype is bfloat16, state_dtype float32 and
+        words the usual.
+
+        Raises BadProblem, which names the nearest field.
         """
         usual = {"dtype": Dtype.BFLOAT16.value, "state_dtype": "float32", **cls.words}
         fields: dict[str, Any] = read_fields(text, (*cls.most, *usual), required=len(cls.most))

@@ -1,4 +1,4 @@
-"""A chunked scan as data: what a family of such problems says of its chain of kernels.
+"""Describe a chunked scan as data: the chain of kernels that a family of such problems has.
 
 Servers read it too, so this module and the families' modules `kernels` are light.
 """
@@ -35,7 +35,7 @@ class ScanKernel(Part):
 
 
 class ScanProblem(Protocol):
-    """What the problems of all such families have."""
+    """The attributes that the problems of all such families have."""
 
     @property
     def family(self) -> str: ...
@@ -47,21 +47,21 @@ class ScanProblem(Protocol):
     def dtype(self) -> Dtype: ...
 
     def spec(self) -> str:
-        """See `Problem`."""
+        """Return the problem's text; see `Problem`."""
 
 
 def chunks_of(problem: ScanProblem, tokens: int) -> int:
-    """The number of chunks that a number of tokens is cut into."""
+    """Return the number of chunks that a number of tokens is cut into."""
     return -(-tokens // problem.chunk_size)
 
 
 def tokens_of(point: Point) -> int:
-    """The tokens of a point's sequences together: all that a launch knows of its length."""
+    """Return the tokens of a point's sequences together: a launch shows no other length."""
     return point.batch_size * point.new_tokens
 
 
 def all_chunks(problem: ScanProblem, point: Point) -> int:
-    """The chunks of a point; none has tokens of two sequences."""
+    """Return the number of a point's chunks; no chunk has tokens of two sequences."""
     return point.batch_size * chunks_of(problem, point.new_tokens)
 
 
@@ -73,11 +73,11 @@ class Call:
     kernel: str
     # The tensors that it allocates, by the kernel's parameters.
     made: Mapping[str, str] = field(default_factory=dict)
-    also: tuple[str, ...] = ()  # what other releases call the kernel
+    also: tuple[str, ...] = ()  # the kernel's names in other releases
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """The names of the kernel in all releases."""
+        """Return the names of the kernel in all releases."""
         return (self.kernel, *self.also)
 
 
@@ -86,24 +86,24 @@ class TunedKernel:
     """A kernel of a chain, or several that share a configuration."""
 
     file: str
-    calls: tuple[Call, ...]  # the main one first
+    calls: tuple[Call, ...]  # the main call first
     writes: tuple[str, ...]
     blocks: Mapping[str, tuple[int, ...]]  # the constants of a configuration, and values to try
-    covers: Callable[[Any], tuple[int, ...]]  # of a problem: the lengths that they cover in steps
-    # Of a launch's arguments: what they show of its problem, and how long it is. None: it is
-    # of another chain, or of prompts so short that another kernel than the tuned one runs.
+    covers: Callable[[Any], tuple[int, ...]]  # the lengths of a problem that blocks cover
+    # From a launch's arguments: (key of its problem, length). None: the launch is of another
+    # chain, or its prompts are so short that an untuned kernel runs.
     seen: Callable[[Mapping[str, Any]], tuple[Key, int] | None]
-    shows: Callable[[Any], Key]  # the same of a problem
+    shows: Callable[[Any], Key]  # the same key from a problem
     operations: Callable[[Any, int, int], float]  # of a problem, tokens and chunks
     moved_bytes: Callable[[Any, int, int], int]
     warps: tuple[int, ...] = (1, 2, 4, 8)
     stages: tuple[int, ...] = (1, 2, 3, 4, 5)
-    # Tiles that are tried first where an engine has no list, by `blocks`; none: the whole space.
+    # Tiles that are tried first if an engine has no list, by `blocks`; (): the whole space.
     first: tuple[tuple[int, ...], ...] = ()
-    # What must not be launched on a target, and who says so.
+    # Says which configurations must not be launched on a target; and the source for this.
     unsafe: Callable[[Config, Target], bool] = lambda config, target: False
     unsafe_source: str = ""
-    # The tokens of a launch of a length, of several sequences together; None: chunks.
+    # The tokens of a launch of a length, all sequences together; None: the length is in chunks.
     tokens: Callable[[Any, int], int] | None = None
 
 
@@ -112,7 +112,7 @@ TunedKernels = Mapping[ScanKernel, TunedKernel]
 
 @dataclass(frozen=True)
 class Scan:
-    """The chain of one family."""
+    """The chain of a family."""
 
     name: str
     layers: str  # "Mamba-2": whose prompts these are
@@ -122,24 +122,26 @@ class Scan:
     operands: Callable[[Any, Point, Call], dict[str, Any]]  # see `ScanKernels.operands`
     # The largest |difference| / (|expected| + rms) of a correct kernel.
     worst_error: Mapping[Dtype, float]
-    # What tensors begin with, because a kernel reads them too or writes parts of them.
+    # The first values of tensors that a kernel reads too, or writes in part.
     begins: Mapping[str, float] = field(default_factory=dict)
-    # The kernels of each chain by its name, where engines have different ones.
+    # The kernels of each chain by its name, if engines have different chains.
     chains: Mapping[str, tuple[ScanKernel, ...]] = field(default_factory=dict)
 
     def of_chain(self, chain: str) -> Scan:
-        """The same with the kernels of one chain only."""
+        """Return the same scan with only the kernels of the chain."""
         kernels = {part: self.kernels[part] for part in self.chains[chain]}
         return replace(self, kernels=kernels, chains={chain: self.chains[chain]})
 
     @property
     def inputs(self) -> Any:  # noqa: ANN401
-        """The family's module that makes tensors; it imports torch."""
+        """Return the family's module that makes tensors; it imports torch."""
         return import_module(f"{__package__}.{self.name}.inputs")
 
 
 def scan_named(name: str) -> Scan:
-    """The chain of a family, by its package's name. Raises BadProblem for a name that is none."""
+    """Return the chain of a family, by its package's name. Raises BadProblem for an unknown
+    name.
+    """
     names = names_below(str(__package__))
     if name not in names:
         raise BadProblem(f"unknown chunked scan {name!r}{did_you_mean(name, names)}")
@@ -148,18 +150,18 @@ def scan_named(name: str) -> Scan:
 
 
 def scan_of(problem: Problem) -> Scan:
-    """The chain of a problem."""
+    """Return the chain of a problem."""
     return scan_named(problem.family)
 
 
 def kernel_of(problem: Problem, part: Part) -> TunedKernel:
-    """A kernel of a problem's chain."""
+    """Return a kernel of a problem's chain."""
     assert isinstance(part, ScanKernel)  # the problem is a scan
     return scan_of(problem).kernels[part]
 
 
 def dtype_of(tensor: Any) -> str:  # noqa: ANN401
-    """The type of a tensor in a server: "bfloat16"."""
+    """Return the type of a tensor in a server: "bfloat16"."""
     return _name_of(tensor.dtype)
 
 

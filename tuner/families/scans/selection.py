@@ -1,4 +1,4 @@
-"""The prompts for which a scan is tuned: numbers of sequences and their tokens."""
+"""Select the prompts for which a scan is tuned: numbers of sequences and their tokens."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tuner.problems.options import Field, Record, WholeNumber, WordOrRecords
 from tuner.problems.points import Point, Problem
 
 USUAL = "usual"
-# (sequences, tokens of each): a short prompt, two long ones, and a batch.
+# (sequences, tokens of each): a short prompt, two long prompts, and a batch.
 USUAL_PROMPTS = ((1, 1024), (1, 8192), (1, 32768), (8, 2048))
 _SEQUENCES, _TOKENS, _MOST = WholeNumber(ge=1, le=4096), WholeNumber(ge=1, le=1 << 20), 64
 
 
 @dataclass(frozen=True)
 class PromptSelection:
-    """Some prompts, or the usual ones. Raises BadInput for impossible ones."""
+    """Some prompts, or the usual prompts. Raises BadInput for impossible prompts."""
 
-    prompts: tuple[tuple[int, int], ...] = ()  # (sequences, tokens of each); (): the usual ones
+    prompts: tuple[tuple[int, int], ...] = ()  # (sequences, tokens of each); (): the usual prompts
 
     @property
     def given(self) -> bool:

@@ -1,10 +1,10 @@
 """Give choices to a server's launches of the kernels of chunked scans.
 
-A kernel that an engine tunes itself is launched by `Autotuner.run` of Triton, and another one by
-`JITFunction.run`. The kernel's `run` is replaced on the object: where a file has a choice for a
-launch, the jitted function runs with it at once, else the old `run` does what it did. A choice
-that cannot be launched is logged and never tried again. This module needs only the standard
-library, because it runs inside servers.
+A kernel that an engine tunes itself is launched by Triton's `Autotuner.run`, and any other kernel
+by `JITFunction.run`. This module replaces `run` on the kernel object: if a file has a choice for a
+launch, the jitted function runs with the choice at once, else the old `run` does. A choice that
+cannot be launched is logged and never tried again. This module needs only the standard library,
+because it runs inside servers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _VLLM_LAUNCH = "launch_autotuned"  # keeps an autotuner's first choice, and call
 
 @dataclass
 class ScanChoices:
-    """The choices of the files under a root, for this process and one family. Files are read at the
+    """The choices of the files under a root, for this process and a family. Files are read at the
     first launch: by then the GPU is chosen.
     """
 
@@ -46,7 +46,9 @@ class ScanChoices:
     _problems: set[str] = field(default_factory=set)  # of this process, by their specs
 
     def config(self, part: ScanKernel, named: Mapping[str, Any]) -> dict[str, int] | None:
-        """The choice for a launch with these arguments; None: the engine decides. Never raises."""
+        """Return the choice for a launch with these arguments; None: the engine decides. Never
+        raises.
+        """
         try:
             seen = self.scan.kernels[part].seen(named)
             if seen is None:
@@ -63,7 +65,7 @@ class ScanChoices:
             return None
 
     def refuse(self, part: ScanKernel, config: Config, error: Exception) -> None:
-        """Never use a choice again that could not be launched."""
+        """Stop using a choice that could not be launched."""
         self._refused.add((part, config))
         self._answers.clear()
         text = " ".join(str(error).split())[:300]
@@ -82,7 +84,9 @@ class ScanChoices:
         return None
 
     def _file(self, part: ScanKernel, key: Key) -> ScanFile | None:
-        """The file whose problem a launch is of; None if none is, or if several may be."""
+        """Return the file whose problem a launch belongs to; None if no file or more than one may
+        be it.
+        """
         tuned = self.scan.kernels[part]
         fitting = [file for file in self._files if tuned.shows(file.problem) == key]
         if tuned.tokens or len(fitting) > 1:  # this kernel does not tell; others of the chain do
@@ -125,8 +129,8 @@ def hook_module(module: ModuleType, choices: ScanChoices) -> None:
 
 
 class Arguments(Mapping[str, Any]):
-    """The arguments of a launch by name. To make a dictionary of all at each launch costs a server
-    3 % of the time to the first token where it waits for the host.
+    """The arguments of a launch by name. If a server waits for the host, a dictionary of all
+    arguments at each launch costs 3 % of the time to the first token.
     """
 
     __slots__ = ("_args", "_kwargs", "_places")
@@ -153,7 +157,7 @@ class Arguments(Mapping[str, Any]):
 
 
 def hook_kernel(kernel: Any, part: ScanKernel, choices: ScanChoices) -> None:  # noqa: ANN401
-    """Replace `run` of an `Autotuner` or a `JITFunction`, which heuristics may be around."""
+    """Replace `run` of an `Autotuner` or a `JITFunction`, which `Heuristics` may wrap."""
     jitted = _jitted(kernel)
     while not hasattr(kernel, "configs") and kernel is not jitted:
         kernel = kernel.fn
@@ -175,7 +179,9 @@ def hook_kernel(kernel: Any, part: ScanKernel, choices: ScanChoices) -> None:  #
 
 
 def _common_arguments(kernel: Any, tuned: TunedKernel) -> dict[str, int]:  # noqa: ANN401
-    """What all configurations of an `Autotuner` say besides what is tuned."""
+    """Return the arguments that all configurations of an `Autotuner` share besides the tuned
+    ones.
+    """
     listed = [one.kwargs for one in getattr(kernel, "configs", ())]
     first = listed[0] if listed else {}
     names = [name for name in first if name not in tuned.blocks]
@@ -183,7 +189,7 @@ def _common_arguments(kernel: Any, tuned: TunedKernel) -> dict[str, int]:  # noq
 
 
 def _jitted(kernel: Any) -> Any:  # noqa: ANN401
-    """The `JITFunction` within an `Autotuner` or `Heuristics`, or the kernel itself."""
+    """Return the `JITFunction` within an `Autotuner` or `Heuristics`, or the kernel itself."""
     while hasattr(kernel, "configs") or hasattr(kernel, "values"):
         kernel = kernel.fn
     return kernel
@@ -205,8 +211,9 @@ def _around_launch(
 def hook_sources(
     sources: ScanSources, package: str, root: Path, facts: Callable[[str], RuntimeFacts]
 ) -> None:
-    """Give the files under a root to the kernels of an engine, whose package has that name, when
-    modules that may have them are imported. `facts`: about this process, of a family.
+    """Give the files under a root to the kernels of an engine when their modules are imported.
+
+    `package`: the engine's. `facts`: about this process, for a family.
     """
     for family, folders in sources.folders.items():
         if not find_scan_files(root, family):

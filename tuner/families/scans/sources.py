@@ -1,4 +1,4 @@
-"""Where an engine keeps the kernels of chunked scans. This module is light: servers lift too."""
+"""Find the kernels of chunked scans in an engine. This module is light: servers lift too."""
 
 from __future__ import annotations
 
@@ -30,20 +30,22 @@ class ScanSources:
 
     folders: Mapping[str, tuple[str, ...]]  # by family, below the package, the newest first
     chain: str  # of families that have several
-    adapt: Callable[[Scan], Scan] = lambda scan: scan  # a family's only chain to what runs here
+    adapt: Callable[[Scan], Scan] = lambda scan: (
+        scan
+    )  # changes a family's only chain for this engine
 
     def folder(self, root: Path, family: str) -> Path:
-        """The folder of a family's kernels, which a release may lack."""
+        """Return the folder of a family's kernels, which a release may lack."""
         folders = [root / name for name in self.folders[family]]
         return next((folder for folder in folders if folder.is_dir()), folders[0])
 
     def scan(self, family: str) -> Scan:
-        """A family's chain as the engine has it."""
+        """Return a family's chain as the engine has it."""
         scan = scan_named(family)
         return scan.of_chain(self.chain) if scan.chains else self.adapt(scan)
 
     def lift(self, engine: OnDisk, family: str, platform: str = CUDA) -> Lifted:
-        """A family's kernels for a platform, "cuda" or "hip". Raises UnsupportedKernel."""
+        """Return a family's kernels for a platform, "cuda" or "hip". Raises UnsupportedKernel."""
         origin, folder = f"{engine.name} {engine.version}", self.folder(engine.root, family)
         scan = self.scan(family)
         files: dict[Path, list[str]] = {}

@@ -1,4 +1,4 @@
-"""The launch configurations that are legal for the kernels of a chunked scan on a device."""
+"""Define the launch configurations that are legal for the kernels of a chunked scan on a device."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _FIRST_LAUNCHES = ((4, 1), (4, 3), (2, 4), (8, 2))  # warps, stages
 
 
 def scan_space(problem: ScanProblem, part: Part, device: Device) -> Space:
-    """The space of a kernel, for all prompts."""
+    """Return the space of a kernel, for all prompts."""
     tuned = kernel_of(problem, part)
     rules = [
         Rule(
-            "a tile is no wider than what it covers",
+            "a tile is no wider than the length that it covers",
             "the kernel would mask the rest",
             lambda config: not oversized(problem, part, config),
         ),
@@ -37,7 +37,9 @@ def scan_space(problem: ScanProblem, part: Part, device: Device) -> Space:
 
 
 def first_configs(problem: ScanProblem, part: Part, space: Space) -> list[Config]:
-    """What is tried first where the engine has no list: usual tiles, or all of a small space."""
+    """Return the configurations to try first if the engine has no list: usual tiles, or a small
+    space.
+    """
     tuned = kernel_of(problem, part)
     if not tuned.first:
         return list(space.configs())

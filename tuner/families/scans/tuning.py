@@ -1,7 +1,7 @@
-"""The tuning run of a chunked scan.
+"""Prepare the tuning run of a chunked scan.
 
-An engine that chooses by itself does so at its first prompt, which is one chunk. So that point is
-measured too, with the engine's own list: it says what the engine would run.
+An engine that chooses by itself does so at its first prompt, which is a chunk long. So that point
+is measured too, with the engine's own list, to know which configuration the engine would run.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from tuner.tuning.search import Budget, Search
 from tuner.tuning.space import Space
 from tuner.tuning.tune import FixedStrategy, RunGoal, Strategy
 
-# Configurations that a point tries beyond what is tried first.
+# Configurations that a point tries after the first configurations.
 FURTHER = {Effort.QUICK: 0, Effort.STANDARD: 12}
 
 
 def entry_cells(problem: ScanProblem, entry: Entry) -> tuple[object, ...]:
-    """An entry's row: prompts, kernel, blocks, warps and stages."""
+    """Return an entry's row: prompts, kernel, blocks, warps and stages."""
     config, part = entry.config, entry.point.part
     blocks = "x".join(str(config[name]) for name in kernel_of(problem, part).blocks)
     return entry.point.size, part.value, blocks, config["num_warps"], config["num_stages"]
@@ -49,7 +49,7 @@ _COLUMNS = ("prompts", "kernel", "blocks", "warps", "stages")
 
 
 class ListThenSearch:
-    """A strategy that tries a list first. What its search asks for does not depend on the list."""
+    """A strategy that tries a list first. The questions of its search do not depend on the list."""
 
     def __init__(self, listed: Sequence[Candidate], search: Search) -> None:
         self._left, self._search = list(listed), search
@@ -63,7 +63,7 @@ class ListThenSearch:
 
 
 def prepare(request: Request) -> PreparedRun:
-    """The run of a chunked scan. Raises BadInput for a request that cannot be tuned."""
+    """Return the run of a chunked scan. Raises BadInput for a request that cannot be tuned."""
     problem, device, kind = scan_problem(request), request.device, request.source.kind
     assert isinstance(request.selected, PromptSelection)
     refuse_moe_options(request, family_of(problem).title)
@@ -102,14 +102,14 @@ def prepare(request: Request) -> PreparedRun:
 
 
 def scan_problem(request: Request) -> ScanProblem:
-    """The problem of a request for a family of scans."""
+    """Return the problem of a request for a family of scans."""
     problem = request.problem
     assert all(isinstance(part, ScanKernel) for part in problem.parts)  # the registry chose it
     return cast(ScanProblem, problem)
 
 
 def own_choices(kernels: ScanKernels[Any], request: Request) -> dict[Part, OwnChoice]:
-    """How the engine comes to each kernel's configuration by itself."""
+    """Return how the engine comes to each kernel's configuration by itself."""
     problem = scan_problem(request)
     found: dict[Part, OwnChoice] = {}
     for part in problem.parts:
@@ -120,7 +120,9 @@ def own_choices(kernels: ScanKernels[Any], request: Request) -> dict[Part, OwnCh
 
 
 def _first(problem: ScanProblem, own: OwnChoice, space: Space, part: Part) -> list[Config]:
-    """What is tried first: the engine's list, or its constants and usual ones."""
+    """Return the configurations to try first: the engine's list, or its constants and usual
+    tiles.
+    """
     if own.constants is None:
         return [*own.listed]
     return [own.constants, *first_configs(problem, part, space)]

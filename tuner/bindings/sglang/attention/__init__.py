@@ -23,7 +23,7 @@ __all__ = ["open_delivery", "open_family", "refuse_ranks", "serving_notes", "tak
 
 @dataclass(frozen=True)
 class SGLangAttention(AttentionEngine):
-    """The attention of one copy of sglang."""
+    """The attention of a copy of sglang."""
 
     engine: SGLang
 
@@ -39,7 +39,7 @@ class SGLangAttention(AttentionEngine):
         return file_name(problem, device_name)
 
     def most_splits(self, problem: Attention, sm_count: int) -> int:
-        """See `engine_kv_splits`, for a server without flags and with a long context."""
+        """Return `engine_kv_splits` for a server without flags and with a long context."""
         return engine_kv_splits(
             latent=problem.shares_kv, engine_version=self.engine.version, sm_count=sm_count
         )

@@ -1,4 +1,4 @@
-"""The arguments that sglang's attention backend passes to its launchers: shapes, types and flags.
+"""Build the arguments that sglang's attention backend passes to its launchers.
 
 Source: `TritonAttnBackend` in sglang 0.4.4 to 0.5.23 (forward_extend, forward_decode,
 init_forward_metadata), for one rank and a cache of 16-bit elements.
@@ -50,7 +50,7 @@ def launcher_arguments(
     takes: tuple[str, ...],
     types: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The arguments of the launcher, by the launcher's parameter names.
+    """Return the arguments of the launcher, by the launcher's parameter names.
 
     Raises UnsupportedKernel if this version's kernel lacks sinks or a window that it needs.
     """
@@ -99,7 +99,7 @@ def launcher_arguments(
 def extend_tensors(
     problem: Attention, point: Point, types: Mapping[str, str]
 ) -> dict[str, TensorSpec]:
-    """The new tokens' queries, keys and values, and the cache, by the launcher's names."""
+    """Return the new tokens' queries, keys and values, and the cache, by the launcher's names."""
     rows = point.batch_size * point.new_tokens
     kind = ELEMENT[problem.dtype]
     heads, kv_heads = problem.q_heads, problem.kv_heads
@@ -116,7 +116,7 @@ def extend_tensors(
 def decode_tensors(
     problem: Attention, point: Point, takes: tuple[str, ...], types: Mapping[str, str]
 ) -> dict[str, TensorSpec]:
-    """One query per sequence, the cache, and the splits' results, by the launcher's names."""
+    """Return a query per sequence, the cache, and the splits' results, by the launcher's names."""
     batch, heads, splits = point.batch_size, problem.q_heads, problem.most_splits
     kind = ELEMENT[problem.dtype]
     # sglang 0.4.4 stores a split's log-sum-exp after its values.
@@ -132,7 +132,7 @@ def decode_tensors(
 
 
 def prefill_tensors(problem: Attention, point: Point) -> dict[str, TensorSpec]:
-    """Queries, keys and values, by the launcher's names."""
+    """Return queries, keys and values, by the launcher's names."""
     rows, kind = point.batch_size * point.new_tokens, ELEMENT[problem.dtype]
     return {
         "q": TensorSpec("q", (rows, problem.q_heads, problem.Lq), kind),
@@ -158,7 +158,7 @@ def _cache(problem: Attention, point: Point, types: Mapping[str, str]) -> dict[s
 
 
 def _index_type(origin: str, text: str, name: str) -> str:
-    """The type of an index tensor: the last one that the backend's allocation names."""
+    """Return the type of an index tensor: the last type in the backend's allocation."""
     found = re.search(rf"\b{name} = torch\.(?:zeros|empty)\((.*?)device=", text, re.DOTALL)
     bits = re.findall(r"torch\.int(32|64)", found[1]) if found else []
     if not bits:

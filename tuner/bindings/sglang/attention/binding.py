@@ -1,8 +1,8 @@
 """Bind sglang's attention kernels the way its own launchers launch them.
 
 The engine's own code determines the kernels, their arguments and constants (`kernels.launcher`).
-This module adds the inputs of the attention backend and which constants may change. Kernels get
-neither lengths nor the batch size as numbers, so one compiled kernel serves all points.
+This module adds the inputs of the attention backend, and the constants that may change. Kernels get
+neither lengths nor the batch size as numbers, so the same compiled kernel serves all points.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KERNELS = {
 
 @dataclass(frozen=True)
 class SGLangAttentionKernels(AttentionKernels):
-    """The attention kernels and launchers of one version of sglang."""
+    """The attention kernels and launchers of a version of sglang."""
 
     engine: SGLang
     origin: str  # e.g. "sglang 0.5.16"; for messages
@@ -66,7 +66,9 @@ class SGLangAttentionKernels(AttentionKernels):
         return Config({name: both[name] for name in names})
 
     def bind(self, problem: Attention, point: Point, config: Config, target: Target) -> Binding:
-        """Raises UnsupportedKernel for a constant that the engine's kernel does not take."""
+        """Bind the kernel. Raises UnsupportedKernel for a constant that the engine's kernel does
+        not take.
+        """
         launch = self.launch(problem, point, target)
         lifted = self.lifted(problem.phase)
         parameters = lifted.parameters(launch.kernel)
@@ -91,7 +93,9 @@ class SGLangAttentionKernels(AttentionKernels):
     def grid(
         self, problem: Attention, point: Point, config: Config, target: Target
     ) -> tuple[int, ...]:
-        """Raises UnsupportedKernel if the engine's grid follows an unknown rule."""
+        """Return the grid. Raises UnsupportedKernel if the engine's grid follows an unknown
+        rule.
+        """
         launch = self.launch(problem, point, target)
         default = self.default_config(problem, point, target)
         part = _part(point)
@@ -130,7 +134,7 @@ class SGLangAttentionKernels(AttentionKernels):
 
     @cached_property
     def index_types(self) -> dict[str, str]:
-        """The types of index tensors in the engine's attention backend."""
+        """Return the types of index tensors in the engine's attention backend."""
         return index_types(self.engine.root, self.origin)
 
     def arguments(self, problem: Attention, point: Point, target: Target) -> dict[str, Any]:
@@ -150,7 +154,7 @@ class SGLangAttentionKernels(AttentionKernels):
 
 
 def launcher_source(engine: SGLang, phase: AttentionPhase) -> Path:
-    """The file that defines a phase's launcher and kernels. Raises UnsupportedKernel."""
+    """Return the file that defines a phase's launcher and kernels. Raises UnsupportedKernel."""
     module, function = LAUNCHERS[phase]
     places = [f"{folder}/{module}.py" for folder in _FOLDERS]
     return find_source(engine.root, f"{engine.name} {engine.version}", function, places)
@@ -159,10 +163,10 @@ def launcher_source(engine: SGLang, phase: AttentionPhase) -> Path:
 def lift_attention(
     engine: SGLang, platform: str = CUDA, sources: Mapping[AttentionPhase, Path] | None = None
 ) -> SGLangAttentionKernels:
-    """The attention kernels of an engine on disk for a platform, "cuda" or "hip".
+    """Return the attention kernels of an engine on disk for a platform, "cuda" or "hip".
 
-    `sources` has files to read instead of the engine's own. The methods of the result raise
-    UnsupportedKernel, this function does not.
+    `sources` has files to read instead of the engine's own. The methods of the result may raise
+    UnsupportedKernel; this function does not.
     """
     origin = f"{engine.name} {engine.version}"
     return SGLangAttentionKernels(engine, origin, platform, sources or {})

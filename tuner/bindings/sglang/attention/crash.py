@@ -1,4 +1,4 @@
-"""Explain a server's OutOfResources where an attention kernel of sglang caused it."""
+"""Explain a server's OutOfResources if an attention kernel of sglang caused it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _OTHERS = ("decode_attention.py", "prefill_attention.py")
 
 @dataclass(frozen=True)
 class Explained:
-    """Sentences and steps, "$ " before commands, and what mends the file on this machine."""
+    """The cause and the fix in sentences, "$ " before commands, and the remedy for this machine's
+    file.
+    """
 
     cause: tuple[str, ...]
     fix: tuple[str, ...]
@@ -40,15 +42,15 @@ def explain(
     version: str,
     cards: Sequence[Device | None],
 ) -> Explained | None:
-    """Why a launch needed `required` bytes of shared memory; None where it was no attention.
+    """Return why a launch needed `required` bytes of shared memory; None if it was no attention.
 
-    `place` is the file and line of the launch in the traceback, None without a traceback.
-    `version` is the server's, "" if unknown. `cards` are the GPUs that it may be.
+    `place` is the file and line of the launch in the traceback, None without a traceback. `version`
+    is the server's, "" if unknown. `cards` are the GPUs that it may be.
     """
     if place and place[0].endswith(_OTHERS):
         flags = backend_flags(version or "0.5.2", latent=False)
         return Explained(
-            ("The kernel is one of sglang's Triton attention.",),
+            ("The kernel belongs to sglang's Triton attention.",),
             (f"Start the server with {' or '.join(flags)}.",),
         )
     if place and not place[0].endswith(_EXTEND):
@@ -80,7 +82,7 @@ def _whose(place: tuple[str, int] | None, release: str, version: str) -> list[st
 
 
 def _which_launch(required: int, known: Sequence[Mapping[str, Any]], release: str) -> list[str]:
-    """Which launch needs exactly these bytes, and why a check computes other ones."""
+    """Return which launch needs exactly these bytes, and why a check computes other bytes."""
     matching = [row for row in known if not release or release in row["releases"]] or list(known)
     if not matching:
         return []
@@ -107,14 +109,16 @@ def _which_launch(required: int, known: Sequence[Mapping[str, Any]], release: st
 
 
 def _fits_since(devices: Sequence[Device]) -> str:
-    """The first release that fits all of these GPUs; empty where none is known."""
+    """Return the first release that fits all of these GPUs; empty if it is not known."""
     rows = launches_table()["fits"]
     found = {row["since"] for d in devices for row in rows if d.target.name in row["on"]}
     return found.pop() if len(found) == 1 else ""
 
 
 def _flashinfer(release: str) -> str:
-    """The flags of FlashInfer's kernels; for each range of releases if the release is unknown."""
+    """Return the flags of FlashInfer's kernels; for each range of releases if the release is
+    unknown.
+    """
     if release:
         return _flags(backends_row(release))
     newest, oldest = launches_table()["backends"]
@@ -143,15 +147,14 @@ def _steps(since: str, release: str, devices: Sequence[Device]) -> list[str]:
             if targets & {*row["on"]}
         ]
         steps.append(
-            "Upgrade to the first sglang, of those that were read, whose tiles fit: "
-            f"{'; '.join(fits)}."
+            f"Upgrade to the first known sglang release whose tiles fit: {'; '.join(fits)}."
         )
     steps.append(f"Or run FlashInfer's kernels: {_flashinfer(release)}.")
     one = len(devices) == 1 and devices[0].aliases
     card = f"--device {devices[0].aliases[0]}" if one else "--device and the server's GPU"
     engine = f"--engine sglang=={release}" if release else "--engine and the server's version"
     steps.append(
-        "Or patch the file: on the server's machine, or where that release is unpacked, give this "
+        "Or patch the file: on the server's machine, or on a machine with that release, give this "
         f"log to `tuner diagnose` again with {card}, {engine} and --write-patch extend.patch. It "
         "prints how to apply the patch."
     )
@@ -161,7 +164,7 @@ def _steps(since: str, release: str, devices: Sequence[Device]) -> list[str]:
 def _remedy(
     place: tuple[str, int] | None, release: str, devices: Sequence[Device]
 ) -> tuple[SGLang | None, Remedy | None]:
-    """What mends the very file of the traceback, where it lies on this machine."""
+    """Return the remedy for the traceback's own file, if the file lies on this machine."""
     file = Path(place[0]) if place else None
     root = next((p for p in file.parents if p.name == "sglang"), None) if file else None
     if root is None or len(devices) != 1 or not (root / "__init__.py").is_file():

@@ -1,4 +1,4 @@
-"""How tuned attention reaches sglang's servers: as files that this package's plugin reads."""
+"""Deliver tuned attention to sglang's servers, as files that this package's plugin reads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tuner.problems.results import Winner
 
 @dataclass(frozen=True)
 class AttentionDelivery(Delivery):
-    """By the plugin alone: the constants are in the engine's code."""
+    """Delivers by the plugin alone, because the constants are in the engine's code."""
 
     engine: SGLang
 

@@ -1,7 +1,7 @@
 """Make the files that the plugin reads (`plugin/files.py`) from attention's winners.
 
-A winner holds for one point. A server that launches a kernel does not know the cached tokens, so
-a file has one entry per *bucket*: all points that differ only in their cached tokens.
+A winner holds for a point. A server that launches a kernel does not know the cached tokens, so a
+file has an entry per *bucket*: all points that differ only in their cached tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tuner.problems.results import Entry, Status, Winner
 
 @dataclass(frozen=True)
 class AttentionFileExport:
-    """One attention file to write: a problem for a device and a Triton version."""
+    """An attention file to write: a problem for a device and a Triton version."""
 
     path: Path
     file: AttentionFile
@@ -63,23 +63,23 @@ class AttentionFileExport:
 
     @property
     def sidecar(self) -> Path:
-        """`<root>/provenance/attention/<Triton's folder>/<name>`."""
+        """Return `<root>/provenance/attention/<Triton's folder>/<name>`."""
         return _sidecar(self.path)
 
     def as_json(self) -> dict[str, Any]:
-        """The fields of `tuner export --json` that only this family has."""
+        """Return the fields of `tuner export --json` that only this family has."""
         buckets = [_bucket_fields(entry.bucket) for entry in self.file.entries]
         return {"buckets": buckets, "server_flags": dict(self.file.server_flags)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A bundle manifest's row for each entry."""
+        """Yield a bundle manifest's row for each entry."""
         content = json.loads(self.text())["entries"]
         for row, entry in zip(self.provenance["entries"], content, strict=True):
             points = row["points"]
             yield {
                 "problem": self.provenance["problem"],
                 **{k: row[k] for k in ("part", "batch_size", "new_tokens", "status")},
-                # By cached tokens: one entry serves them all.
+                # By cached tokens: the entry serves them all.
                 "median_us": {str(p["cached_tokens"]): p["median_us"] for p in points},
                 "reason": "; ".join(dict.fromkeys(p["reason"] for p in points)),
                 **{k: points[0][k] for k in ("environment", "published_at")},
@@ -88,15 +88,15 @@ class AttentionFileExport:
             }
 
     def with_flags(self, flags: Mapping[str, int | str]) -> AttentionFileExport:
-        """The same entries, for servers that are started with these flags."""
+        """Return the same entries, for servers that are started with these flags."""
         file = replace(self.file, server_flags=dict(flags))
         described = sidecar_fields(self.path.name, file.text())
         return AttentionFileExport(self.path, file, {**self.provenance, **described})
 
 
 def build_attention_files(winners: Sequence[Winner], root: Path) -> list[AttentionFileExport]:
-    """The files to write under a root. Measured entries of an earlier export are not replaced by
-    predicted ones.
+    """Return the files to write under a root. Predicted entries do not replace measured entries of
+    an earlier export.
 
     Raises ExportRefused if the points of a bucket have different configurations.
     """
@@ -105,13 +105,15 @@ def build_attention_files(winners: Sequence[Winner], root: Path) -> list[Attenti
 
 
 def verify_attention(export: AttentionFileExport, written: Path) -> None:
-    """Raises ExportRefused if the file `written` reads as other entries than `export` holds."""
+    """Check that the file `written` reads as the entries of `export`. Raises ExportRefused if
+    not.
+    """
     name = export.path.name
     read_back(name, written, read_attention_file, export.file)
     for entry in export.file.entries:
         picked = export.file.pick(*entry.bucket)
         if picked != entry:
-            raise ExportRefused(f"{name}: {picked} is picked where {entry} should be")
+            raise ExportRefused(f"{name}: {picked} is picked instead of {entry}")
 
 
 def _file_key(winner: Winner) -> tuple[str, str]:
@@ -141,7 +143,7 @@ def _built(winners: list[Winner], root: Path) -> AttentionFileExport:
 
 
 def _empty_file(winners: Sequence[Winner]) -> AttentionFile:
-    """The file without its entries, for the kernels of the newest winner."""
+    """Return the file without its entries, for the kernels of the newest winner."""
     newest = max(winners, key=lambda winner: winner.published_at)
     problem, environment = newest.problem, newest.environment
     assert isinstance(problem, Attention)
@@ -162,7 +164,7 @@ def _bucket_fields(bucket: BucketKey) -> dict[str, Any]:
 
 
 def _bucket_row(bucket: BucketKey, winners: Sequence[Winner]) -> dict[str, Any]:
-    """The sidecar's row for a bucket: its entry, and each of its points."""
+    """Return the sidecar's row for a bucket: its entry, and each of its points."""
     first = winners[0].entry
     shared = [w.entry.compiled.shared_bytes for w in winners]
     points = [
@@ -183,7 +185,7 @@ def _bucket_row(bucket: BucketKey, winners: Sequence[Winner]) -> dict[str, Any]:
 
 
 def _bucket_status(winners: Sequence[Winner]) -> Status:
-    """The weakest status of the points; INCUMBENT where the engine's own constants were kept.
+    """Return the weakest status of the points; INCUMBENT if the engine's own constants were kept.
 
     Decode with chosen splits names its constants even then, because sglang's own launch would use
     the room of the longest choice. Raises ExportRefused if configurations of the points differ.
@@ -208,7 +210,7 @@ def _bucket_status(winners: Sequence[Winner]) -> Status:
 
 
 def _is_default(entry: Entry) -> bool:
-    """Whether the entry is the engine's own configuration."""
+    """Say whether the entry is the engine's own configuration."""
     default = entry.incumbents.get("default")
     return default is not None and default.config == entry.config
 
@@ -218,7 +220,7 @@ def _is_measured(row: Mapping[str, Any]) -> bool:
 
 
 def _with_earlier(rows: Rows, earlier: Rows, problem: Attention) -> Rows:
-    """The rows, with earlier measured ones where there is none now, or a predicted one.
+    """Return the rows, with earlier measured rows in place of missing or predicted rows.
 
     Rows that share their splits were chosen together, so they are replaced together.
     """
@@ -247,7 +249,7 @@ def _sidecar(path: Path) -> Path:
 
 
 def _measured_earlier(path: Path, new: AttentionFile) -> Rows:
-    """The measured rows of an existing file, if it is ours and has the same kernels."""
+    """Return the measured rows of an existing file, if it is ours and has the same kernels."""
     provenance = read_sidecar(path, _sidecar(path)) or {}
     try:
         old = read_attention_file(path)

@@ -1,15 +1,16 @@
-"""The number of KV splits: how many parts sglang splits a sequence's cache into at decode, at most.
+"""Compute the number of KV splits: how many parts sglang splits a sequence's cache into at decode,
+at most.
 
 A server flag sets it (`KV_SPLITS_FLAG`, 8 by default), unless the plugin gives the server a table
-(`plugin/splits.py`). Releases from 0.5.12 on raise it for latent
-attention, because a single key head gives the GPU too few blocks. The new number is the GPU's
-processors, or the context's parts of 32 tokens if these are fewer, each rounded up to a power of
-two. Source: `_mla_decode_kv_splits_cap` in layers/attention/triton_backend.py of 0.5.12, 0.5.16
-and 0.5.23; 0.4.4 and 0.5.2 have no such function.
+(`plugin/splits.py`). Releases from 0.5.12 on raise it for latent attention, because a single key
+head gives the GPU too few blocks. The new number is the GPU's processors, or the context's parts of
+32 tokens if these are fewer, each rounded up to a power of two. Source: `_mla_decode_kv_splits_cap`
+in layers/attention/triton_backend.py of 0.5.12, 0.5.16 and 0.5.23; 0.4.4 and 0.5.2 have no such
+function.
 
-A decode file's table of splits comes out of the rows of its sidecar. A row stands for one kernel at
-one number of sequences. Both kernels of a number of sequences were chosen together, so their rows
-have the same splits.
+A decode file's table of splits is made from the rows of its sidecar. A row stands for a kernel at a
+number of sequences. Both kernels of a number of sequences were chosen together, so their rows have
+the same splits.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tuner.problems.points import Config
 
 KV_SPLITS_FLAG = "--triton-attention-num-kv-splits"
 LATENT_SINCE = (0, 5, 12)
-PLUGINS_SINCE = (0, 5, 12)  # of the releases that were examined, the first one with plugins
+PLUGINS_SINCE = (0, 5, 12)  # the first examined release with plugins
 _PART = 32  # tokens
 
 
@@ -38,7 +39,7 @@ def engine_kv_splits(
     context_length: int = 0,
     asked: int = ENGINE_KV_SPLITS,
 ) -> int:
-    """The most splits that sglang uses on a GPU with `sm_count` processors.
+    """Return the most splits that sglang uses on a GPU with `sm_count` processors.
 
     `context_length` is the server's, in tokens; 0 means unknown and sets no limit. `asked` is the
     server flag's value, which is returned if the version or the GPU is None. Raises BadProblem
@@ -55,7 +56,7 @@ def engine_kv_splits(
 
 
 def takes_kv_splits(engine_version: str | None) -> bool:
-    """Whether the plugin can give a release other numbers of splits. None: the newest release.
+    """Say whether the plugin can give a release other numbers of splits. None: the newest release.
 
     Raises BadProblem for text that is not a version.
     """
@@ -63,7 +64,7 @@ def takes_kv_splits(engine_version: str | None) -> bool:
 
 
 def _power_of_two(n: int) -> int:
-    """The least power of two that is at least n."""
+    """Return the least power of two that is at least n."""
     return 1 << (n - 1).bit_length()
 
 
@@ -71,27 +72,29 @@ Rows = Mapping[BucketKey, Mapping[str, Any]]  # the sidecar's rows
 
 
 def at_launch(config: Config) -> Config:
-    """What the points of one number of sequences share: all but the splits of a length."""
+    """Return the part of a configuration that the points of a number of sequences share: all but
+    the splits of a length.
+    """
     if not config.get(KV_SPLITS):  # none, or the engine's own rule
         return config
     return config.replace(**{KV_SPLITS: 1})
 
 
 def splits_fields(config: Config) -> dict[str, int]:
-    """The sidecar's fields of a point's splits; 0 splits: the engine's own rule."""
+    """Return the sidecar's fields of a point's splits; 0 splits: the engine's own rule."""
     if KV_SPLITS not in config:
         return {}
     return {"kv_splits": config[KV_SPLITS], "room": config[MAX_KV_SPLITS]}
 
 
 def kv_splits_of(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A bundle manifest's field of the splits by cached tokens, for a row's points."""
+    """Return a bundle manifest's field of the splits by cached tokens, for a row's points."""
     found = {str(p["cached_tokens"]): p["kv_splits"] for p in points if "kv_splits" in p}
     return {"kv_splits": found} if found else {}
 
 
 def splits_table(problem: Attention, rows: Rows) -> SplitsTable | None:
-    """The table; None if the problem does not choose its splits.
+    """Return the table; None if the problem does not choose its splits.
 
     Raises ExportRefused if the kernels of a number of sequences have different splits.
     """

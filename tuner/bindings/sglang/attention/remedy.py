@@ -1,8 +1,9 @@
-"""What helps where sglang's own constants for extend do not fit a GPU.
+"""Find a remedy if sglang's own constants for extend do not fit a GPU.
 
-Releases before 0.5.2 launch one tile on all GPUs from sm_80 on, and before 0.5.12 one on all from
-sm_90 on. It is too large where a block has 99 KiB of shared memory. The patch puts the tiles of the
-first release that fits behind the lines that choose them, for the user's GPU alone.
+Releases before 0.5.2 launch the same tile on all GPUs from sm_80 on, and releases before 0.5.12 on
+all GPUs from sm_90 on. The tile is too large if a block has 99 KiB of shared memory. The patch puts
+the tiles of the first release that fits behind the lines that choose them, for the user's GPU
+alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _TILE = {"BLOCK_M", "BLOCK_N"}
 
 
 def find_remedy(engine: SGLang, device: Device) -> Remedy | None:
-    """What helps on the device; None where no launch of the release is known to be too large."""
+    """Return the remedy on the device; None if no launch of the release is known to be too
+    large.
+    """
     fits = [row for row in launches_table()["fits"] if device.target.name in row["on"]]
     if not fits or version_order(fits[0]["since"]) <= version_order(engine.version):
         return None
@@ -55,12 +58,14 @@ def find_remedy(engine: SGLang, device: Device) -> Remedy | None:
 
 
 def backend_flags(version: str, *, latent: bool) -> tuple[str, ...]:
-    """The server's flags with which another backend than Triton's runs attention."""
+    """Return the server's flags with which another backend than Triton's runs attention."""
     return tuple(backends_row(version)["latent" if latent else "others"])
 
 
 def backends_row(version: str) -> Mapping[str, Any]:
-    """The row of flags of a release, or the newest row if it is older than all that were read."""
+    """Return a release's row of flags; the newest row if the release is older than all known
+    rows.
+    """
     rows: Sequence[Mapping[str, Any]] = launches_table()["backends"]
     old_enough = [r for r in rows if version_order(r["since"]) <= version_order(version)]
     return (old_enough or rows)[0]
@@ -68,12 +73,12 @@ def backends_row(version: str) -> Mapping[str, Any]:
 
 @cache
 def launches_table() -> dict[str, Any]:
-    """The values of extend_launches.toml."""
+    """Return the values of extend_launches.toml."""
     return shipped_toml("tuner.bindings.sglang.attention", "extend_launches.toml")
 
 
 def _notes(engine: SGLang, device: Device) -> tuple[str, ...]:
-    """What a server's log may say instead of the figures that are computed here."""
+    """Return notes on other figures that a server's log may show."""
     return tuple(
         f"a log of sglang {engine.version} may say {row['bytes']:,} bytes instead: {row['launch']} "
         f"needs them with Triton {row['triton']}, which it pins; the patch covers that launch too"
@@ -86,7 +91,7 @@ def _notes(engine: SGLang, device: Device) -> tuple[str, ...]:
 
 
 def _choice(text: str) -> ast.If | None:
-    """The statement that chooses the tile by the GPU's capability; None where there is none."""
+    """Return the statement that chooses the tile by the GPU's capability; None if there is none."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -96,7 +101,7 @@ def _choice(text: str) -> ast.If | None:
         for node in ast.walk(tree)
         if isinstance(node, ast.If) and _names(node.test) >= {_CAPABILITY} and _assigns_tile(node)
     ]
-    # `elif` is an `if` inside the one before, so the whole choice comes first.
+    # `elif` is an `if` inside the `if` before, so the whole choice comes first.
     return min(found, key=lambda node: node.lineno, default=None)
 
 
@@ -114,18 +119,18 @@ def _assigns_tile(node: ast.AST) -> bool:
 
 
 def _patched(text: str, choice: ast.If, device: Device, since: str) -> str:
-    """The text with the tiles that fit behind the choice."""
+    """Return the text with fitting tiles behind the choice."""
     newline = "\r\n" if "\r\n" in text else "\n"
     indent = " " * choice.col_offset
     card = device.target.capability
     tests = [f"{_CAPABILITY} == {card}"]
     if isinstance(choice.test, ast.BoolOp) and isinstance(choice.test.op, ast.And):
-        # What guards the capability there guards it here: it is read where CUDA is.
+        # The guards of the capability there guard it here: it is read only with CUDA.
         guards = [part for part in choice.test.values if _CAPABILITY not in _names(part)]
         tests = [*(ast.unparse(guard) for guard in guards), *tests]
     kib = device.shared_optin_bytes // 1024
     added = [
-        f"{indent}# sglang {since} launches these tiles where a block has {kib} KiB to share.",
+        f"{indent}# sglang {since} launches these tiles if a block has {kib} KiB to share.",
         f"{indent}if {' and '.join(tests)}:",
         *(f"{indent}    {line}" for line in _tile_lines()),
     ]
@@ -135,7 +140,7 @@ def _patched(text: str, choice: ast.If, device: Device, since: str) -> str:
 
 
 def _tile_lines() -> list[str]:
-    """The tiles by the columns of a query head, as Python."""
+    """Return the tiles by the columns of a query head, as Python."""
     found: list[str] = []
     for row in launches_table()["tiles"]:
         tile = f"BLOCK_M, BLOCK_N = ({row['tile'][0]}, {row['tile'][1]})"

@@ -1,8 +1,8 @@
-"""Advice on the server flag for exported decode files without a table of KV splits.
+"""Advise on the server flag for exported decode files without a table of KV splits.
 
 Such a file holds for one number of splits, which is fixed when a server starts: a server ignores
-the files for other numbers. If several were measured, the best one is known, but only the operator
-can set it.
+the files for other numbers. If several were measured, the best is known, but only the operator can
+set it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Rows = dict[tuple[str, int, int], Mapping[str, Any]]  # (part, sequences, cache
 
 
 def advised_flags(files: Sequence[AttentionFileExport]) -> list[ServerFlags]:
-    """Advice for each decode problem that has files for other splits than the default."""
+    """Return advice for each decode problem that has files for other splits than the default."""
     alike: dict[tuple[Attention, str], list[AttentionFileExport]] = {}
     for file in files:
         # The engine ignores the flag for latent attention, and a table of splits needs none.
@@ -39,7 +39,7 @@ def advised_flags(files: Sequence[AttentionFileExport]) -> list[ServerFlags]:
 
 
 def with_advised_flags(files: Sequence[AttentionFileExport]) -> list[AttentionFileExport]:
-    """The files; for each decode problem the best one carries its server flag."""
+    """Return the files; for each decode problem the best file carries its server flag."""
     flags = {(one.problem, one.triton): one.flags for one in advised_flags(files)}
     return [file.with_flags(flags.get((file.problem, file.triton), {})) for file in files]
 
@@ -76,7 +76,7 @@ def _advise(file: AttentionFileExport, reason: str) -> ServerFlags:
 
 
 def _means(files: Mapping[int, AttentionFileExport]) -> dict[int, float] | None:
-    """The geometric mean of decode's microseconds (both kernels), by number of splits.
+    """Return the geometric mean of decode's microseconds (both kernels), by number of splits.
 
     None if the files cannot be compared: other points, other software, or predictions.
     """

@@ -1,4 +1,4 @@
-"""Notes for operators on how sglang runs a model's attention."""
+"""Write notes for operators on how sglang runs a model's attention."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tuner.models.attention import AttentionShape
 from tuner.models.model import Model
 
 _SPARSE = (
-    "sglang runs {} with its sparse attention where no --attention-backend is given; "
-    "these problems are what the triton backend would run"
+    "sglang runs {} with its sparse attention if no --attention-backend is given; "
+    "these problems are for --attention-backend triton"
 )
 _NOTES = {
     "DeepseekV32ForCausalLM": _SPARSE,
@@ -20,16 +20,17 @@ _NOTES = {
 }
 
 
-# Since then, ranks may share the parts of merged weights out; before, each has one. The checks are
+# Since then, ranks may divide the parts of merged weights; before, each has a part. The checks are
 # beside "requires effective attention TP size" in srt/server_args.py of 0.5.12, 0.5.16 and 0.5.17,
 # and in srt/arg_groups/model_hook.py of 0.5.19, 0.5.21, 0.5.22 and 0.5.23.
 SHARES_SINCE = (0, 5, 17)
 
 
 def refuse_ranks(model: Model, shape: AttentionShape, tp: int, engine_version: str | None) -> None:
-    """Raise IndivisibleShape for ranks at which servers stop, because of the checkpoint's layout.
+    """Refuse ranks at which servers stop, because of the checkpoint's layout.
 
-    `tp` ranks share the attention. Without a version, this is the newest release's rule.
+    `tp` ranks share the attention. Without a version, this is the newest release's rule. Raises
+    IndivisibleShape.
     """
     made_for = shape.laid_out_for
     shares = engine_version is None or release_of(engine_version) >= SHARES_SINCE
@@ -44,7 +45,7 @@ def refuse_ranks(model: Model, shape: AttentionShape, tp: int, engine_version: s
 
 
 def serving_notes(model: Model, shape: AttentionShape, tp: int) -> list[str]:
-    """Facts about what a rank of the model runs that its problems do not express."""
+    """Return facts about a rank's work that the model's problems do not express."""
     notes = []
     first = shape.layers[0]
     if shape.kv_lora_rank:

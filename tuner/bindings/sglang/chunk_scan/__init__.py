@@ -13,17 +13,17 @@ __all__ = ["open_delivery", "open_family", "state_dtype"]
 
 
 def open_family(engine: SGLang) -> ScanEngine:
-    """The Mamba-2 scan of one copy of sglang."""
+    """Return the Mamba-2 scan of a copy of sglang."""
     return ScanEngine(engine, lift_chunk_scan)
 
 
 def open_delivery(engine: SGLang) -> ScanDelivery:
-    """How the winners of chunked scans reach the servers of one copy of sglang."""
+    """Return the delivery of chunked scans' winners to the servers of a copy of sglang."""
     return ScanDelivery(engine)
 
 
 def state_dtype(shape: MambaShape, dtype: Dtype) -> str:
-    """The type of states with SGLANG_MAMBA_SSM_DTYPE unset: `mamba2_state_dtype` in
-    srt/configs/mamba_utils.py of 0.5.16 and 0.5.23. Raises BadProblem for an unknown one.
+    """Return the type of states with SGLANG_MAMBA_SSM_DTYPE unset: `mamba2_state_dtype` in
+    srt/configs/mamba_utils.py of 0.5.16 and 0.5.23. Raises BadProblem for an unknown type.
     """
     return check_state_dtype(shape.sglang_state_dtype or "float32")

@@ -1,9 +1,10 @@
 """Bind sglang's kernels of the Mamba-2 scan as its own launchers launch them.
 
-The layer (`MambaMixer2.forward`) decides what the tensors are: all prompts of a batch are one row
-of tokens. Prompts are followed that begin here: no cached prefix, and no earlier chunk of a chunked
-prefill. Triton's convolution runs before it in all models, because the rows that it is given are no
-contiguous columns (`causal_conv1d_fn` of 0.5.12, 0.5.16 and 0.5.23), and x keeps their layout.
+The layer (`MambaMixer2.forward`) decides the layout of tensors: all prompts of a batch are one row
+of tokens. The launchers are followed for prompts that begin here: no cached prefix, and no earlier
+chunk of a chunked prefill. Triton's convolution runs before the scan in all models, because the
+rows that it is given are no contiguous columns (`causal_conv1d_fn` of 0.5.12, 0.5.16 and 0.5.23),
+and x keeps their layout.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _UNBATCHED = ("A", "D", "dt_bias", "cu_seqlens")
 
 @dataclass(frozen=True)
 class SGLangSsdKernels(SGLangScanKernels):
-    """The kernels of one version of sglang."""
+    """The kernels of a version of sglang."""
 
     def _known(self, target: Target) -> Mapping[str, object]:
         return {"TRITON_22": True}
@@ -44,7 +45,7 @@ class SGLangSsdKernels(SGLangScanKernels):
 
 
 def _batched(name: str, value: object) -> object:
-    """A tensor with the one batch that all prompts are."""
+    """Return a tensor with a batch dimension of 1, because all prompts are one batch."""
     if not isinstance(value, TensorSpec) or name in _UNBATCHED:
         return value
     strides = value.strides and (prod((value.shape[0], value.strides[0])), *value.strides)
@@ -52,6 +53,6 @@ def _batched(name: str, value: object) -> object:
 
 
 def lift_chunk_scan(engine: SGLang, platform: str) -> SGLangSsdKernels:
-    """The kernels of one copy of sglang. Raises UnsupportedKernel."""
+    """Return the kernels of a copy of sglang. Raises UnsupportedKernel."""
     differs = {"passes_before": True}
     return SGLangSsdKernels.of(engine, SOURCES, NAME, platform, differs=differs)

@@ -30,12 +30,12 @@ parse_warning = find_file_name
 
 
 def open_delivery(engine: SGLang) -> GemmDelivery:
-    """How the winners of dense GEMMs reach the servers of one copy of sglang."""
+    """Return the delivery of dense GEMMs' winners to the servers of a copy of sglang."""
     return GemmDelivery(SGLangDenseGemm(engine))
 
 
 def resolve_warning(text: str, serving: Serving) -> Resolved | None:
-    """The problem whose file a line names; None if it names no file. Raises BadProblem."""
+    """Return the problem whose file a line names; None if it names no file. Raises BadProblem."""
     key = parse_warning(text)
     if key is None:
         return None
@@ -53,12 +53,15 @@ _FUSED_SINCE = (0, 5, 2)
 
 
 def fuses_qkv_a(engine_version: str | None) -> bool:
-    """Whether that release runs q_a and kv_a as one; a release that is not known does."""
+    """Say whether that release runs q_a and kv_a as one GEMM; True for an unknown release."""
     return engine_version is None or release_of(engine_version) >= _FUSED_SINCE
 
 
 def fuses_shared_experts(model: Model, serving: Serving) -> bool:
-    """As that release does by default on that GPU. Without a GPU, a recent one is assumed."""
+    """Say whether that release fuses shared experts by default on that GPU.
+
+    Without a GPU, a recent GPU is assumed.
+    """
     case = FusionCase(
         model,
         serving.engine_version,

@@ -2,8 +2,8 @@
 
 M, N and K are no constants of the kernels. Triton specialises them, and the strides that follow
 from them, only on "is 1" and "is a multiple of 16". So problems of a type share machine code: a
-configuration has a variant for M = 1, one for multiples of 16 and one for other M, each for K whose
-number of quantisation blocks is a multiple of 16 and for other K.
+configuration has variants for M = 1, for multiples of 16 and for other M, each for K whose number
+of quantisation blocks is a multiple of 16 and for other K.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tuner.problems.points import TRITON_DEFAULTS, Config, triton_defaults
 
 OUTPUT = "c"
 _SPLITS = (1, 2, 4, 8, 16, 32)
-# A key, and a value of it that a kernel must do something with.
+# A key, and a value of the key that a kernel cannot ignore.
 _OPTIONAL = {"SWAP_AB": 1, "SPLIT_K": 2}
 
 
 @dataclass(frozen=True)
 class SGLangGemmKernels(GemmKernels):
-    """The dense GEMM kernels of one version of sglang."""
+    """The dense GEMM kernels of a version of sglang."""
 
     launchers: GemmLaunchers
     platform: str = CUDA
@@ -48,7 +48,7 @@ class SGLangGemmKernels(GemmKernels):
     )
 
     @cached_property
-    def lifted(self) -> Lifted:  # type: ignore[override]  # lifted when it is asked for
+    def lifted(self) -> Lifted:  # type: ignore[override]  # lifted on first use
         return lift_kernels(self.launchers.engine, self.platform)
 
     def default_config(self, problem: DenseGemm, batch_size: int, target: Target) -> Config:
@@ -130,7 +130,9 @@ class SGLangGemmKernels(GemmKernels):
             )
 
     def _optional_keys(self, problem: DenseGemm, target: Target) -> frozenset[str]:
-        """The keys beside tiles and options that an entry may have: a kernel takes them."""
+        """Return the keys beside tiles and options that an entry may have, because a kernel takes
+        them.
+        """
         if problem.block is None:
             return frozenset()
         key = problem.dtype.value, problem.block, problem.out.value, target
@@ -149,7 +151,7 @@ class SGLangGemmKernels(GemmKernels):
 
 
 def _operands(followed: Followed) -> dict[int, str]:
-    """The name of each tensor, by its identity: equal shapes may be different tensors."""
+    """Return the name of each tensor, by its identity: equal shapes may be different tensors."""
     names = {id(followed.result): OUTPUT}
     scratch = 0
     for launch in followed.launches:

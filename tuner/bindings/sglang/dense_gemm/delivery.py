@@ -1,7 +1,7 @@
-"""How tuned GEMMs reach sglang's servers.
+"""Deliver tuned GEMMs to sglang's servers.
 
-Its loaders read one folder in the engine's package and no variable. So there are two ways: files in
-that folder, or files under another root for this package's plugin, which hooks the loaders.
+sglang's loaders read a folder in the engine's package and no variable. So there are two ways: files
+in that folder, or files under another root for this package's plugin, which hooks the loaders.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ class PluginLayout:
 
 @dataclass(frozen=True)
 class GemmDelivery(Delivery):
-    """The two ways of dense GEMMs."""
+    """Delivers dense GEMMs in the two ways."""
 
     gemm: SGLangDenseGemm
 
     note = (
-        "the GEMM files are for servers with engine-tuner installed; sglang asks for them where it "
-        "runs its Triton kernel, and per channel where it would run CUTLASS"
+        "the GEMM files are for servers with engine-tuner installed; sglang asks for them if it "
+        "runs its Triton kernel, and per channel if it would run CUTLASS"
     )
     variable = CONFIG_DIR_VARIABLE
     by_plugin = True
@@ -101,7 +101,7 @@ class GemmDelivery(Delivery):
 
     def asked(self, problem: Problem, device: Device) -> Sequence[str]:
         assert isinstance(problem, DenseGemm)
-        self.gemm.file_name(problem, device)  # the plugin is asked where the engine's loader is
+        self.gemm.file_name(problem, device)  # the plugin is asked whenever the engine's loader is
         return [gemm_file_name(problem, device.name)]
 
     def shipped_file(self, problem: Problem, device: Device) -> Path | None:
@@ -152,7 +152,7 @@ class GemmDelivery(Delivery):
 
 
 def plugin_file(content: Content) -> GemmFile:
-    """The plugin's file with this content."""
+    """Return the plugin's file with this content."""
     environment = content.environment
     return GemmFile(
         gemm_of(content.problem),
@@ -167,5 +167,5 @@ def plugin_file(content: Content) -> GemmFile:
 
 
 def _verify_plugins(file: SizedFile, written: Path) -> None:
-    """Raises ExportRefused if the file `written` reads as other entries than `file` holds."""
+    """Check that the file `written` reads as the entries of `file`. Raises ExportRefused if not."""
     read_back(file.path.name, written, read_gemm_file, plugin_file(file.content))

@@ -1,4 +1,4 @@
-"""sglang's config files for dense GEMMs on disk.
+"""Read sglang's config files for dense GEMMs on disk.
 
 N=2112,K=7168,device_name=NVIDIA_L40S,dtype=fp8_w8a8,block_shape=[128, 128].json
 N=2112,K=7168,device_name=NVIDIA_L40S,dtype=fp8_w8a8_channelwise.json
@@ -26,7 +26,7 @@ from tuner.problems.points import Config
 
 @dataclass(frozen=True)
 class SGLangDenseGemm(GemmEngine):
-    """The dense GEMMs of one copy of sglang."""
+    """The dense GEMMs of a copy of sglang."""
 
     engine: SGLang
 
@@ -36,7 +36,7 @@ class SGLangDenseGemm(GemmEngine):
 
     @property
     def package_root(self) -> Path:
-        """The engine looks nowhere else."""
+        """Return the folder that holds the engine's `configs`; the engine looks nowhere else."""
         return self.launchers.fp8_source.parent
 
     def file_name(self, problem: DenseGemm, device: Device) -> str:
@@ -82,14 +82,14 @@ NAME = re.compile(
 
 
 def format_file_name(key: GemmFileKey) -> str:
-    """The file name for a key; `parse_file_name` reads it back."""
+    """Return the file name for a key; `parse_file_name` reads it back."""
     name = f"N={key.N},K={key.K},device_name={key.device},dtype={key.dtype}"
     blocks = f",block_shape={list(key.block)}" if key.block else "_channelwise"
     return f"{name}{blocks}.json"
 
 
 def find_file_name(text: str) -> GemmFileKey | None:
-    """The facts of the first file name in a line or path; None if there is none."""
+    """Return the facts of the first file name in a line or path; None if it has no such name."""
     match = NAME.search(text)
     return _key(match) if match else None
 

@@ -40,18 +40,18 @@ from tuner.problems.points import TRITON_DEFAULTS, Config
 _NEUTRAL = {"SWAP_AB": 0, "SPLIT_K": 1}
 _ELEMENTS = {Dtype.BFLOAT16: Element("bf16"), Dtype.FLOAT16: Element("fp16")}
 _ANY_TARGET = cuda_target(9, 0)
-# Where these are true (0.4.5 to 0.4.6), the launcher calls DeepGEMM in place of its own kernel.
+# If these are true (0.4.5 to 0.4.6), the launcher calls DeepGEMM in place of its own kernel.
 _DEEP_GEMM = ("_enable_jit_deepgemm", "_ENABLE_JIT_DEEPGEMM")
 
 
 def without_neutral(config: Config) -> Config:
-    """A configuration without the keys that do nothing, as an entry must be written."""
+    """Return a configuration without the keys that do nothing, as an entry must be written."""
     return Config({k: v for k, v in config.items() if _NEUTRAL.get(k) != v})
 
 
 @dataclass(frozen=True)
 class GemmLaunchers:
-    """The launchers and loaders of one copy of sglang. All methods may raise UnsupportedKernel."""
+    """The launchers and loaders of a copy of sglang. All methods may raise UnsupportedKernel."""
 
     engine: SGLang
     _launchers: dict[tuple[Path, Target], Launcher] = field(default_factory=dict)
@@ -69,12 +69,12 @@ class GemmLaunchers:
         return int8_source(self.engine)
 
     def reads_files(self, problem: DenseGemm) -> bool:
-        """Whether the engine looks for a file for a problem."""
+        """Say whether the engine looks for a file for a problem."""
         loader = loader_of(problem)
         return loader is not None and self._launcher(problem, _ANY_TARGET).has(loader.function)
 
     def loaded(self, problem: DenseGemm, config: Config, target: Target) -> Config:
-        """An entry of a file as the engine's loader gives it to the launcher."""
+        """Return an entry of a file as the engine's loader gives it to the launcher."""
         loader = loader_of(problem)
         if problem.block is None or loader is None:  # other loaders change nothing
             return without_neutral(config)
@@ -96,9 +96,9 @@ class GemmLaunchers:
     def follow(
         self, problem: DenseGemm, batch_size: int, config: Config | None, target: Target
     ) -> Followed:
-        """What the engine launches at a batch size with an entry; None: without a file.
+        """Return the engine's launches at a batch size with an entry; None: without a file.
 
-        The entry is one that `loaded` returned.
+        The entry comes from `loaded`.
         """
         if batch_size < 1:
             raise BadProblem(f"the batch size must be at least 1, not {batch_size}")
@@ -109,20 +109,20 @@ class GemmLaunchers:
             entry = {} if config is None else self._entry_arguments(problem, launcher, config)
             return launcher.follow(function, {**operands, **entry})
         loader = loader_of(problem)
-        assert loader is not None  # there is one for all problems with blocks
+        assert loader is not None  # all problems with blocks have a loader
         entries = None if config is None else {batch_size: entry_json(config, BLOCK_FIELDS)}
         instead: dict[str, object] = {loader.function: lambda *sizes: entries}
         instead |= {name: False for name in _DEEP_GEMM if launcher.has(name)}
         return launcher.follow(function, operands, instead)
 
     def takes_entries(self, problem: DenseGemm) -> bool:
-        """Whether the launcher takes a configuration from a file."""
+        """Say whether the launcher takes a configuration from a file."""
         return problem.block is not None or self.reads_files(problem)
 
     def _entry_arguments(
         self, problem: DenseGemm, launcher: Launcher, config: Config
     ) -> dict[str, Any]:
-        """An entry as `apply_fp8_linear` of 0.5.23 passes it to `triton_scaled_mm`."""
+        """Return an entry as `apply_fp8_linear` of 0.5.23 passes it to `triton_scaled_mm`."""
         if not self.takes_entries(problem):
             raise UnsupportedKernel(
                 f"{self.origin} reads no file for {problem.spec()}: it always runs its default"
@@ -132,7 +132,7 @@ class GemmLaunchers:
         return {**tiles, **options, "use_heuristic": False}
 
     def _operands(self, problem: DenseGemm, M: int, target: Target) -> dict[str, Any]:
-        """The launcher's tensors: A (M, K), B (N, K), and float32 scales."""
+        """Return the launcher's tensors: A (M, K), B (N, K), and float32 scales."""
         N, K = problem.N, problem.K
         fp8 = problem.dtype is Dtype.FP8_W8A8
         kind = architecture(target).require_fp8() if fp8 else "i8"
@@ -173,5 +173,7 @@ class GemmLaunchers:
 
 
 def _launching(problem: DenseGemm) -> Loader:
-    """The loader whose launchers run a problem. One launcher takes both types per channel."""
+    """Return the loader whose launchers run a problem. The same launcher takes both types per
+    channel.
+    """
     return loader_of(problem) or FP8_CHANNELS

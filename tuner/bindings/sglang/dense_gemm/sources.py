@@ -1,4 +1,4 @@
-"""Where a copy of sglang keeps its dense GEMM kernels, and their lifted source."""
+"""Find the dense GEMM kernels in a copy of sglang, and lift their source."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ _FOLDERS = tuple(package.removeprefix("sglang.").replace(".", "/") for package i
 
 
 def fp8_source(engine: SGLang) -> Path:
-    """The file of fp8's kernels; `configs/` lies beside it. Raises UnsupportedKernel."""
+    """Return the file of fp8's kernels; `configs/` lies beside it. Raises UnsupportedKernel."""
     return _source(engine, FP8_BLOCKS)
 
 
 def int8_source(engine: SGLang) -> Path:
-    """The file of the kernel for int8 blocks. Raises UnsupportedKernel."""
+    """Return the file of the kernel for int8 blocks. Raises UnsupportedKernel."""
     return _source(engine, INT8_BLOCKS)
 
 
 def lift_kernels(engine: SGLang, platform: str = CUDA) -> Lifted:
-    """All dense GEMM kernels that a version has. Raises UnsupportedKernel; see `lift_files`."""
+    """Return all dense GEMM kernels that a version has. Raises UnsupportedKernel; see
+    `lift_files`.
+    """
     files = {fp8_source(engine): FP8_KERNELS, int8_source(engine): INT8_KERNELS}
     return lift_files(files, engine.root, f"{engine.name} {engine.version}", platform)
 

@@ -30,7 +30,7 @@ _PADDED = 128  # AITER_PADDING_SIZE in srt/layers/moe/utils.py
 def rank_block(cut: Cut, engine_version: str | None, target: Target) -> Block:
     """Return the block of a rank's weights.
 
-    Raises BadProblem if none fits; PaddedShape if servers with AITER pad the weights instead.
+    Raises BadProblem if no block fits; PaddedShape if servers with AITER pad the weights instead.
     """
     try:
         return fitted_block(cut)
@@ -50,13 +50,13 @@ _LAYOUTS: tuple[tuple[str, Release], ...] = (
     ("fused_moe_triton/configs/E=", (0, 4, 7)),
     ("fused_moe_triton/configs/triton_", (0, 5, 11)),
 )
-# None of those pins a newer Triton: a folder of one is of a build that keeps the old layout.
+# No such release pins a newer Triton: a folder of a newer Triton is of a build with the old layout.
 _NEWEST_TRITON = (3, 6)
 _TRITON = re.compile(r"configs/triton_(\d+)_(\d+)_")
 
 
 def parse_config_name(text: str) -> NamedLayer | None:
-    """Find a config file's name in a line or a path; None if there is none.
+    """Find a config file's name in a line or a path; return None if there is none.
 
     Raises BadProblem for an unknown dtype.
     """
@@ -67,14 +67,14 @@ def parse_config_name(text: str) -> NamedLayer | None:
     return find_config_name(text, packed=True, before=before)
 
 
-_ONE_FOR_ALL = (0, 4, 7)  # the first release with one copy of the shared experts
+_ONE_FOR_ALL = (0, 4, 7)  # the first release with a single copy of the shared experts
 
 
 def fusions(model: Model, missing: NamedLayer, moe_tp: int) -> set[int]:
-    """The numbers of shared experts that a release may have appended."""
+    """Return the numbers of shared experts that a release may have appended."""
     if not fuses_in_some_release(model.architecture):
         return set()
-    # Before, there was one copy for each rank. A name without its folder may be of any release.
+    # Before, there was a copy for each rank. A name without its folder may be of any release.
     if missing.before is None and model.since and release_of(model.since) < _ONE_FOR_ALL:
         return {moe_tp, model.n_shared_experts}
     old = missing.before is not None and missing.before <= _ONE_FOR_ALL

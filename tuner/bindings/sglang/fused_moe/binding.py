@@ -1,16 +1,16 @@
 """Bind sglang's fused-MoE kernels the way its `invoke_fused_moe_kernel` launches them.
 
-Source of every value: `invoke_fused_moe_kernel` and `_fused_moe_kernel_sequence` in sglang
-0.4.4 to 0.5.23 on CUDA and HIP, for one rank without LoRA. SGLANG_MOE_PADDING, which AMD's
-images may set, is assumed to be off. It makes rows of weights longer, by a multiple of 16 elements,
-and leaves K as it is, so machine code stays the same.
+Source of every value: `invoke_fused_moe_kernel` and `_fused_moe_kernel_sequence` in sglang 0.4.4 to
+0.5.23 on CUDA and HIP, for one rank without LoRA. SGLANG_MOE_PADDING, which AMD's images may set,
+is assumed to be off. It makes rows of weights longer, by a multiple of 16 elements, and leaves K as
+it is, so machine code stays the same.
 
-One compiled variant serves many batch sizes. Only EM (slots after padding) and num_valid_tokens
-(M * top_k) change with the batch size, and Triton specialises them only on "is 1" and "is a
-multiple of 16". EM is rounded up to a multiple of 16, at most one empty block more than the
-engine launches, so it never causes another variant. num_valid_tokens keeps its true value, so
-all M with M * top_k divisible by 16 share one variant, and all others share a second.
-(From sglang 0.5.23 on sm_90 and later, GDC_EARLY splits the variants again at 512 rows.)
+A compiled variant serves many batch sizes. Only EM (slots after padding) and num_valid_tokens (M *
+top_k) change with the batch size, and Triton specialises them only on "is 1" and "is a multiple of
+16". EM is rounded up to a multiple of 16, at most one empty block more than the engine launches, so
+it never causes another variant. num_valid_tokens keeps its true value, so all M with M * top_k
+divisible by 16 share a variant, and all others share a second. (From sglang 0.5.23 on sm_90 and
+later, GDC_EARLY splits the variants again at 512 rows.)
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ GDC_EARLY_ROWS = 512
 
 @dataclass(frozen=True)
 class FusedMoeKernels(MoeKernels):
-    """The fused-MoE kernels of one engine version."""
+    """The fused-MoE kernels of an engine version."""
 
     foreign_blocks: ClassVar[bool] = True  # `moe_align_block_size` has a bucket for -1
 
@@ -114,7 +114,7 @@ class FusedMoeKernels(MoeKernels):
         return bind(self.lifted.origin, function, parameters, known, options)
 
     def has_tma(self, gemm: Gemm) -> bool:
-        """Whether this release reads a gemm's tensors through TMA: down's since 0.5.12."""
+        """Say whether this release reads a gemm's tensors through TMA: down's since 0.5.12."""
         if gemm is Gemm.UP:
             return self.up_tma
         return any(parameter.name == "a_desc" for parameter in self.lifted.parameters(DENSE))
@@ -155,9 +155,10 @@ def lift_fused_moe(engine: SGLang, platform: str = CUDA) -> FusedMoeKernels:
 
 
 def reads_up_tma(engine: SGLang) -> bool:
-    """Whether a release takes USE_TMA out of the up gemm's entry (0.5.23), and not of down's alone.
+    """Say whether a release takes USE_TMA out of the up gemm's entry (0.5.23), and not only of
+    down's.
 
-    Its chooser does, which lies beside the kernel or in a folder above.
+    Its chooser takes it out, which lies beside the kernel or in a folder above.
     """
     choosers = (engine.root / place for place in _CHOOSERS)
     return any(
@@ -170,17 +171,16 @@ GROUPED = "fused_moe_kernel_gptq_awq"
 
 
 def kernel_name(problem: FusedMoe) -> str:
-    """The kernel's name; quantisation groups along k need a different kernel."""
+    """Return the kernel's name; quantisation groups along k need a different kernel."""
     return GROUPED if problem.grouped else DENSE
 
 
 def takes_tma(problem: FusedMoe, gemm: Gemm) -> bool:
-    """Whether a gemm is correct when it reads through TMA: up reads B so, down also A, sorted.
+    """Say whether a gemm is correct when it reads through TMA: up reads B so, down also A, sorted.
 
     For a sorted A, fused_moe_kernel looks up a token's scale by its slot only for quantisation
-    blocks.
-    The kernel's `assert use_fp8_w8a8` does not decide: Triton checks it only in debug mode, and
-    sglang ships 16-bit files with USE_TMA.
+    blocks. The kernel's `assert use_fp8_w8a8` does not decide: Triton checks it only in debug mode,
+    and sglang ships 16-bit files with USE_TMA.
     """
     dense = kernel_name(problem) == DENSE
     return dense and (gemm is Gemm.UP or not problem.per_channel_quant)
@@ -188,7 +188,7 @@ def takes_tma(problem: FusedMoe, gemm: Gemm) -> bool:
 
 @dataclass(frozen=True)
 class MoeLaunch:
-    """One launch, with the sizes from which its arguments follow."""
+    """A launch, with the sizes from which its arguments follow."""
 
     problem: FusedMoe
     gemm: Gemm
@@ -213,7 +213,7 @@ class MoeLaunch:
 
     @property
     def sorted_a(self) -> bool:
-        """Whether A is read through TMA, and so in sorted order: in the down gemm alone."""
+        """Say whether A is read through TMA, and so in sorted order: in the down gemm alone."""
         return self.tma and self.gemm is Gemm.DOWN
 
     @property
@@ -222,7 +222,9 @@ class MoeLaunch:
 
     @property
     def a_rows(self) -> int:
-        """Rows of A. With TMA, down reads all slots in sorted order, including the padding."""
+        """Return the number of rows of A. With TMA, down reads all slots in sorted order, including
+        the padding.
+        """
         if self.gemm is Gemm.UP:
             return self.batch_size
         if self.tma:
@@ -231,19 +233,19 @@ class MoeLaunch:
 
 
 def compute_of(problem: FusedMoe) -> str:
-    """The 16-bit type beside quantised weights, as Triton names it."""
+    """Return the 16-bit type beside quantised weights, as Triton names it."""
     return "fp16" if problem.dtype is Dtype.FLOAT16 else "bf16"
 
 
 def arguments_of(launch: MoeLaunch, *, zero_points: bool) -> dict[str, Argument]:
-    """The arguments of a launch by parameter; `FusedMoeKernels.bind` says what the flags mean."""
+    """Return the arguments of a launch by parameter; see `FusedMoeKernels.bind` for the flags."""
     if kernel_name(launch.problem) == GROUPED:
         return {**_shared(launch), **_grouped(launch, zero_points)}
     return {**_shared(launch), **_dense(launch)}
 
 
 def _shared(launch: MoeLaunch) -> dict[str, Argument]:
-    """Parameters of both kernels."""
+    """Return the parameters of both kernels."""
     problem, gemm, config = launch.problem, launch.gemm, launch.config
     n, _ = problem.gemm_shape(gemm)
     em = padded_slots(launch.valid_slots, problem.E, config["BLOCK_SIZE_M"])
@@ -266,7 +268,7 @@ def _shared(launch: MoeLaunch) -> dict[str, Argument]:
 
 
 def _dense(launch: MoeLaunch) -> dict[str, Argument]:
-    """Parameters of `fused_moe_kernel`. A (rows, K), B (E, n, K), C (slots, n)."""
+    """Return the parameters of `fused_moe_kernel`. A (rows, K), B (E, n, K), C (slots, n)."""
     problem, config = launch.problem, launch.config
     n, k = problem.gemm_shape(launch.gemm)
     a, b = _operands(launch)
@@ -306,7 +308,7 @@ def _dense(launch: MoeLaunch) -> dict[str, Argument]:
 
 
 def _operands(launch: MoeLaunch) -> tuple[str, str]:
-    """Triton's types of A and B. Raises UnsupportedKernel for fp8 on a target without it."""
+    """Return Triton's types of A and B. Raises UnsupportedKernel for fp8 on a target without it."""
     match launch.problem.dtype:
         case Dtype.FP8_W8A8:
             fp8 = architecture(launch.target).require_fp8()
@@ -319,10 +321,10 @@ def _operands(launch: MoeLaunch) -> tuple[str, str]:
 
 
 def _scales(problem: FusedMoe, n: int, k: int) -> dict[str, Argument]:
-    """Scale tensors and their strides; a stride is 0 if the tensor lacks the dimension.
+    """Return the scale tensors and their strides; a stride is 0 if the tensor lacks the dimension.
 
-    Blocks: A (rows, ceil(K / k)), B (E, ceil(n / n'), ceil(K / k)). Channels: A (rows, 1),
-    B (E, n, 1). Tensor-wise: A (1,), B (E,). Weight-only int8: B (E, n).
+    Blocks: A (rows, ceil(K / k)), B (E, ceil(n / n'), ceil(K / k)). Channels: A (rows, 1), B (E, n,
+    1). Tensor-wise: A (1,), B (E,). Weight-only int8: B (E, n).
     """
     weight_only = problem.dtype is Dtype.INT8_W8A16
     quantised = problem.dtype.weight_bits == 8
@@ -344,10 +346,10 @@ def _scales(problem: FusedMoe, n: int, k: int) -> dict[str, Argument]:
 
 
 def _grouped(launch: MoeLaunch, zero_points: bool) -> dict[str, Argument]:
-    """Parameters of `fused_moe_kernel_gptq_awq`.
+    """Return the parameters of `fused_moe_kernel_gptq_awq`.
 
-    A (rows, K); B (E, n, K or K / 2) in bytes; scales (E, n, K / g); zero points, in bytes,
-    (E, n, K / g), packed two to a byte along n for int4.
+    A (rows, K); B (E, n, K or K / 2) in bytes; scales (E, n, K / g); zero points, in bytes, (E, n,
+    K / g), packed two to a byte along n for int4.
     """
     problem = launch.problem
     assert problem.block_shape is not None

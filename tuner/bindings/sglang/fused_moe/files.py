@@ -1,7 +1,7 @@
-"""sglang's fused-MoE config files on disk, their delivery, and the rules of its loader.
+"""Read sglang's fused-MoE config files on disk, their delivery, and the rules of its loader.
 
-The rules differ between versions, and patched builds exist, so they come from the code on disk
-and never from a version number.
+The rules differ between versions, and patched builds exist, so they come from the code on disk and
+never from a version number.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _CHOOSER = "try_get_optimal_moe_config"
 
 @dataclass(frozen=True)
 class LoaderRules:
-    """The behaviour of one version's `get_moe_configs` and `try_get_optimal_moe_config`."""
+    """The behaviour of a version's `get_moe_configs` and `try_get_optimal_moe_config`."""
 
     engine: str  # e.g. "sglang 0.5.16", for messages
     source: Path  # the file that defines both functions; configs/ lies beside it
     config_dir_env: bool  # SGLANG_MOE_CONFIG_DIR replaces the packaged tree
     version_folders: bool  # files lie in configs/triton_X_Y_Z/
-    # Triton versions that are tried after the running one; None: all on disk.
+    # Triton versions that are tried after the running version; None: all on disk.
     fallback: tuple[str, ...] | None
     per_channel_names: bool  # file names may have ",per_channel_quant=True"
     down_files: bool  # the loader looks for "_down" files
@@ -55,12 +55,12 @@ class LoaderRules:
     stops_on_block_m: bool  # an assertion stops the engine if up's and down's BLOCK_SIZE_M differ
 
     def config_dir(self, root: Path, triton: str) -> Path:
-        """The folder under a root with the files for a Triton version."""
+        """Return the folder under a root with the files for a Triton version."""
         configs = root / "configs"
         return configs / version_folder(triton) if self.version_folders else configs
 
     def search_dirs(self, root: Path, triton: str) -> Iterator[Path]:
-        """The folders that the loader searches, in its order.
+        """Yield the folders that the loader searches, in its order.
 
         Raises MalformedConfigFile for folders at which the engine itself would stop.
         """
@@ -89,9 +89,9 @@ class LoaderRules:
 
 
 def read_loader_rules(root: Path, engine: str) -> LoaderRules:
-    """The rules of the sglang package at `root`.
+    """Return the rules of the sglang package at `root`.
 
-    Raises UnsupportedKernel if the loader is in none of the known locations.
+    Raises UnsupportedKernel if no known location has the loader.
     """
     for relative in _SOURCES:
         source = root / relative
@@ -101,7 +101,7 @@ def read_loader_rules(root: Path, engine: str) -> LoaderRules:
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         if _LOADER in functions and _CHOOSER in functions:
             return _rules(engine, source, functions[_LOADER], functions[_CHOOSER])
-    raise UnsupportedKernel(f"{engine} does not keep {_LOADER} where a known version does")
+    raise UnsupportedKernel(f"{engine} does not keep {_LOADER} in a known place")
 
 
 def _rules(
@@ -132,7 +132,7 @@ def _listed_versions(loader: ast.FunctionDef) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class SGLangFusedMoe(MoeEngine):
-    """The fused-MoE layer of one copy of sglang."""
+    """The fused-MoE layer of a copy of sglang."""
 
     engine: SGLang
 
@@ -164,7 +164,7 @@ class SGLangFusedMoe(MoeEngine):
     def find_file(
         self, root: Path | None, problem: FusedMoe, device: Device, gemm: Gemm, triton: str
     ) -> Path | None:
-        """For DOWN this is the up file in versions that use it for a missing down file."""
+        """Return the file that the loader reads; for DOWN the up file, if the version reuses it."""
         if gemm is Gemm.DOWN and not self.rules.down_files:
             return None
         name = self.file_name(problem, device, gemm)
@@ -203,18 +203,22 @@ class SGLangFusedMoe(MoeEngine):
 
 
 def engine_dtype(dtype: Dtype) -> str | None:
-    """The dtype in the engine's file names; None for 16-bit weights."""
+    """Return the dtype in the engine's file names; None for 16-bit weights."""
     return None if dtype in (Dtype.BFLOAT16, Dtype.FLOAT16) else dtype.value
 
 
 def weight_columns(problem: FusedMoe) -> tuple[int, int]:
-    """(N, K) as the engine reads them from the weights' shapes: int4 packs two elements a byte."""
+    """Return (N, K) as the engine reads them from the weights' shapes: int4 packs two elements a
+    byte.
+    """
     packed = 2 if problem.dtype is Dtype.INT4_W4A16 else 1
     return problem.N // packed, problem.K // packed
 
 
 def file_key(problem: FusedMoe, device_name: str, gemm: Gemm, *, per_channel: bool) -> MoeFileKey:
-    """The key that an engine looks for. `per_channel`: this version's names have the flag."""
+    """Return the key that an engine looks for. `per_channel`: this version's names have the
+    flag.
+    """
     # The engine leaves groups along k, (0, g), out of the name.
     block = problem.block_shape if problem.block_shape and all(problem.block_shape) else None
     return MoeFileKey(
@@ -231,9 +235,10 @@ def file_key(problem: FusedMoe, device_name: str, gemm: Gemm, *, per_channel: bo
 def run_heuristic(
     source: Path, root: Path, engine: str, device: Device, arguments: Mapping[str, object]
 ) -> dict[str, int]:
-    """What the engine's heuristic answers on a device. `root` is the engine's package folder.
+    """Return the configuration of the engine's heuristic on a device. `root` is the engine's
+    package folder.
 
-    Raises UnsupportedKernel where this version's heuristic asks for something that is not known.
+    Raises UnsupportedKernel if this version's heuristic asks for unknown names.
     """
     flags = SimpleNamespace(enable_deterministic_inference=False)
     settings = SimpleNamespace(enable_deterministic_inference=False, deterministic=flags)
@@ -254,5 +259,5 @@ def run_heuristic(
 
 
 def open_delivery(engine: SGLang) -> MoeDelivery:
-    """How a layer's winners reach the servers of one copy of sglang."""
+    """Return the delivery of a layer's winners to the servers of a copy of sglang."""
     return MoeDelivery(SGLangFusedMoe(engine), replaces_packaged=True)

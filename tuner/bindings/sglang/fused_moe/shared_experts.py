@@ -1,8 +1,8 @@
-"""Whether sglang appends the shared experts to the routed ones.
+"""Decide whether sglang appends the shared experts to the routed experts.
 
 If it does, the layer has more experts and every token goes to them, which is a different problem
 with a different file name. The rules come from the model classes of releases 0.4.4 to 0.5.23. If
-two examined releases differ, the change is attributed to the newer one. sglang's tuning script
+two examined releases differ, the change is attributed to the newer release. sglang's tuning script
 differs for some models (it adds one expert for Llama 4).
 """
 
@@ -27,7 +27,7 @@ def shared_expert_fusion(asked: FusionCase) -> Fusion:
     """Decide as that version of sglang does by default on that GPU, unless `force` overrides it.
 
     Raises BadProblem if fusion is forced although there are no shared experts, or their width
-    differs from the routed ones'.
+    differs from the routed experts' width.
     """
     model = asked.model
     if not model.n_shared_experts:
@@ -74,12 +74,12 @@ def _forced(case: FusionCase) -> Fusion:
 
 
 def _added(case: FusionCase) -> int:
-    # Before 0.4.7 each rank held one copy per rank, and a token went to one of the copies.
+    # Before 0.4.7 each rank held a copy per rank, and a token went to a single copy.
     return case.tp if case.release < (0, 4, 7) else case.model.n_shared_experts
 
 
 def _reason_not_fused(case: FusionCase) -> str | None:
-    """Why this model's shared experts are not fused, as a clause; None if they are."""
+    """Return why this model's shared experts are not fused, as a clause; None if they are."""
     name = case.model.architecture
     if name not in _RULES:
         return f"of {name}"
@@ -88,7 +88,7 @@ def _reason_not_fused(case: FusionCase) -> str | None:
 
 
 def _deepseek_v3(case: FusionCase) -> str | None:
-    """DeepSeek V3 and R1. Kimi K2 has the same class but other sizes."""
+    """Return the reason for DeepSeek V3 and R1. Kimi K2 has the same class but other sizes."""
     if case.release < (0, 4, 6):
         return "by default before 0.4.6"
     if case.model.E != 256 or case.model.n_shared_experts != 1:
@@ -120,7 +120,7 @@ def _qwen3_next(case: FusionCase) -> str | None:
     if case.release < (0, 5, 14):
         return "of Qwen3-Next before 0.5.14"
     if case.model.shared_intermediate != case.model.intermediate:
-        return "of another width than the routed ones"
+        return "of another width than the routed experts"
     if case.target.platform == HIP:
         return f"on {case.target.name} without SGLANG_USE_AITER=1, with which AITER runs them"
     return None
@@ -135,19 +135,21 @@ def _minimax_m3(case: FusionCase) -> str | None:
 
 
 def _bailing_v3(case: FusionCase) -> str | None:
-    """Ling 3. Expert parallelism is no reason."""
+    """Return the reason for Ling 3. Expert parallelism is no reason."""
     if (
         case.model.n_shared_experts != 1
         or case.model.shared_intermediate != case.model.intermediate
     ):
-        return "of another width than the routed ones, or several of them"
+        return "of another width than the routed experts, or several of them"
     if case.model.quantization.startswith("compressed-tensors") and case.dtype is Dtype.INT4_W4A16:
         return _PACKED
     return _common_or_amd(replace(case, ep=1), (0, 5, 23))
 
 
 def _common_or_amd(case: FusionCase, since: Release) -> str | None:
-    """Classes that fuse from a HIP capability of (9, 4) on, even under expert parallelism."""
+    """Return the reason for classes that fuse from a HIP capability of (9, 4) on, even under expert
+    parallelism.
+    """
     if case.target.platform != HIP or case.release < since:
         return _common(case)
     old = not case.target.is_gfx_or_later(9, 4)
@@ -163,7 +165,7 @@ def _common(case: FusionCase) -> str | None:
 
 
 _ANY: Release = ()
-# The release from which a class is fused at all, and what is asked from then on.
+# The release from which a class is fused at all, and the rule from then on.
 _RULES: dict[str, tuple[Release, Callable[[FusionCase], str | None]]] = {
     "BailingMoeV3ForCausalLM": ((0, 5, 23), _bailing_v3),
     "DeepseekV3ForCausalLM": (_ANY, _deepseek_v3),

@@ -16,12 +16,12 @@ CHAIN = SOURCES.chain
 
 
 def open_family(engine: SGLang) -> ScanEngine:
-    """The scan of gated delta nets of one copy of sglang."""
+    """Return the scan of gated delta nets of a copy of sglang."""
     return ScanEngine(engine, lift_gated_delta)
 
 
 def state_dtype(shape: DeltaShape) -> str:
-    """The type of states with SGLANG_MAMBA_SSM_DTYPE unset: `mamba2_state_dtype` in
-    srt/configs/mamba_utils.py of 0.5.16 and 0.5.23. Raises BadProblem for an unknown one.
+    """Return the type of states with SGLANG_MAMBA_SSM_DTYPE unset: `mamba2_state_dtype` in
+    srt/configs/mamba_utils.py of 0.5.16 and 0.5.23. Raises BadProblem for an unknown type.
     """
     return check_state_dtype(shape.mamba_ssm_dtype or "float32")

@@ -1,8 +1,8 @@
 """Bind sglang's kernels of gated delta nets as its own launchers launch them.
 
 `chunk_gated_delta_rule` (fla/chunk.py) decides which launchers run, and `TritonGDNKernel.extend`
-what the tensors are: contiguous rows of all prompts of a batch. Prompts are followed that begin
-here, from states of zeros.
+the layout of tensors: contiguous rows of all prompts of a batch. The launchers are followed for
+prompts that begin here, from states of zeros.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tuner.families.scans.gated_delta.problem import NAME
 
 @dataclass(frozen=True)
 class SGLangDeltaKernels(SGLangScanKernels):
-    """The kernels of one version of sglang."""
+    """The kernels of a version of sglang."""
 
     def _known(self, target: Target) -> Mapping[str, object]:
         return chunk_lists(self._given)
 
 
 def lift_gated_delta(engine: SGLang, platform: str) -> SGLangDeltaKernels:
-    """The kernels of one copy of sglang. Raises UnsupportedKernel."""
+    """Return the kernels of a copy of sglang. Raises UnsupportedKernel."""
     return SGLangDeltaKernels.of(engine, SOURCES, NAME, platform)

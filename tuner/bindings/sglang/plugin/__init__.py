@@ -1,4 +1,4 @@
-"""The plugin that gives tuned attention and tuned GEMMs to a running sglang.
+"""Give tuned attention and tuned GEMMs to a running sglang, as its plugin.
 
 sglang calls `register` in each of its processes (entry point group `sglang.srt.plugins`,
 `load_plugins`). Without files it does nothing. With attention files it hooks the constructor of the
@@ -50,7 +50,7 @@ def register() -> None:
 def _root(
     family: str, named: tuple[str, Path] | None, find: Callable[[Path], list[Path]]
 ) -> Path | None:
-    """The root of a family's files, if there are any and this process may use them."""
+    """Return the root of a family's files, if there are any and this process may use them."""
     if named is None:
         log.debug("no %s files: no variable names a folder", family)
         return None

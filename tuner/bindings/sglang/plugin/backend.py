@@ -1,9 +1,9 @@
-"""Hooks sglang's Triton attention, through sglang's own HookRegistry.
+"""Hook sglang's Triton attention, through sglang's own HookRegistry.
 
 There are two steps, so that no module is imported too early. Registration hooks only the
-constructor of the attention backend: its module does not initialise CUDA, and a scheduler is
-about to import it anyway. The kernels' modules query the GPU's capability on import, so they are
-hooked when a backend is built, just before it imports them itself.
+constructor of the attention backend: its module does not initialise CUDA, and a scheduler is about
+to import it anyway. The kernels' modules query the GPU's capability on import, so they are hooked
+when a backend is built, just before it imports them itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _State:
     kernels: list[TunedLaunches] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     kv_splits: frozenset[int] = frozenset()  # of the backends built so far
-    windowed: bool = False  # whether one of them has layers with a sliding window
+    windowed: bool = False  # whether any of them has layers with a sliding window
     facts: RuntimeFacts | None = None
     files: list[AttentionFile] = field(default_factory=list)  # in use
     said: set[str] = field(default_factory=set)  # lines that are logged once
@@ -94,7 +94,9 @@ def hook_kernels() -> None:
 
 
 def _hook_module(package: str, module: str) -> list[tuple[str, Any, TunedLaunches | None]]:
-    """Register hooks for a launcher and its kernels: (name, the engine's own, launches)."""
+    """Register hooks for a launcher and its kernels; return (name, the engine's own, launches) of
+    each.
+    """
     function, parameters = LAUNCHERS[module]
     launcher = _find(package, module, function)
     known = inspect.signature(launcher).parameters if launcher else {}
@@ -151,7 +153,7 @@ def _choose_splits(backend: TritonAttnBackend, runner: Any, *_: object, **__: ob
 
 
 def _kv_splits_flag(runner: Any) -> int:  # noqa: ANN401  # the engine's
-    """The server's --triton-attention-num-kv-splits."""
+    """Return the server's --triton-attention-num-kv-splits."""
     module = import_module(BACKEND.rpartition(".Triton")[0])
     # Later releases keep their settings in a context, and not in the runner.
     settings = module.get_exec().kernel if hasattr(module, "get_exec") else runner.server_args
@@ -174,7 +176,9 @@ def _line(checks: Sequence[FileCheck[AttentionFile]], troubles: Sequence[str]) -
 
 
 def _unhooked(file: AttentionFile) -> str:
-    """Why no kernel may have the file's constants: both of decode's are needed for its splits."""
+    """Return why no kernel may have the file's constants; the splits of decode need both of its
+    kernels.
+    """
     if _state.windowed and file.problem.phase is AttentionPhase.DECODE and not file.splits:
         return "decode's kernels do not tell the layers with a sliding window of this server apart"
     grouped = GROUPED if file.problem.group > 1 else UNGROUPED

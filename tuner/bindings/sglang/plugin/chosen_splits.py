@@ -1,8 +1,8 @@
-"""Gives a Triton attention backend of sglang the KV splits of a decode file's table.
+"""Give a Triton attention backend of sglang the KV splits of a decode file's table.
 
 Two of the backend's methods are replaced. `get_num_kv_splits` runs before each step, outside the
 CUDA graph of the model: it writes the splits of each sequence. `decode_attention_fwd` launches the
-two kernels, and a graph keeps what it was captured with. So the room of a launch depends only on
+two kernels, and a graph keeps the arguments of its capture. So the room of a launch depends only on
 the number of sequences, and no number that is written for as many sequences exceeds it.
 """
 
@@ -60,10 +60,10 @@ class ModelRunner(Protocol):
 def choose_splits(
     backend: TritonAttnBackend, runner: ModelRunner, files: Sequence[AttentionFile], flag: int
 ) -> str:
-    """Use the table for a backend that was just built. Returns what to log; empty: nothing.
+    """Use the table for a backend that was just built. Return the text to log; empty: nothing.
 
-    `flag`: the server's number of splits. A number that is not
-    the default is the most that is used.
+    `flag`: the server's number of splits. A number that is not the default is the most that is
+    used.
     """
     fitting = [file for file in files if file.splits and _is_for(file.problem, backend, runner)]
     if not fitting:
@@ -83,7 +83,7 @@ def choose_splits(
 
 
 def _is_for(problem: Attention, backend: TritonAttnBackend, runner: ModelRunner) -> bool:
-    """Whether the backend's layers decode the problem, and no other."""
+    """Say whether the backend's layers decode this problem and no other."""
     dtypes = {str(runner.dtype), str(runner.kv_cache_dtype)}
     key_heads = 1 if backend.use_mla else backend.num_kv_head
     return (
@@ -97,7 +97,9 @@ def _is_for(problem: Attention, backend: TritonAttnBackend, runner: ModelRunner)
 
 
 def _decoded(model: Any, problem: Attention) -> set[tuple[object, ...]]:  # noqa: ANN401
-    """(Lq, cap, window) of a model's layers with the problem's heads; sglang's RadixAttention."""
+    """Return (Lq, cap, window) of a model's layers with the problem's heads; sglang's
+    RadixAttention.
+    """
     layers = [layer for layer in model.modules() if hasattr(layer, "tp_q_head_num")]
     heads = problem.q_heads, problem.kv_heads, problem.Lv
     return {
@@ -108,7 +110,7 @@ def _decoded(model: Any, problem: Attention) -> set[tuple[object, ...]]:  # noqa
 
 
 def _engines_stay(backend: TritonAttnBackend, runner: ModelRunner) -> str:
-    """Why the engine's own numbers of splits stay; empty if a table may be used."""
+    """Return why the engine's own numbers of splits stay; empty if a table may be used."""
     reasons = {
         "deterministic inference": backend.enable_deterministic is not False,
         "a draft model": backend.skip_prefill or runner.is_draft_worker is not False,
@@ -127,12 +129,15 @@ def _unknown_launcher(launcher: Callable[..., None]) -> bool:
 
 
 class ChosenSplits:
-    """The splits of one backend."""
+    """The splits of a backend."""
 
     def __init__(
         self, backend: TritonAttnBackend, problem: Attention, table: SplitsTable, most: int
     ) -> None:
-        """`most`: no launch has room for more splits, except with the engine's own rule."""
+        """Take the backend and its table.
+
+        `most`: no launch has room for more splits, except with the engine's own rule.
+        """
         self._backend, self._problem, self._table, self._most = backend, problem, table, most
         self._engines = int(backend.max_kv_splits)
         self._write, self._launch = backend.get_num_kv_splits, backend.decode_attention_fwd
@@ -157,11 +162,11 @@ class ChosenSplits:
         self._backend.decode_attention_fwd = torch.compiler.disable(self.launch)
 
     def room(self, sequences: int) -> int:
-        """The most splits of a sequence that a launch has room for."""
+        """Return the most splits of a sequence that a launch has room for."""
         return self._row(sequences)[0]
 
     def _row(self, sequences: int) -> tuple[int, bool]:
-        """(`room`, whether the table chooses the splits of so many sequences)"""
+        """Return (`room`, whether the table chooses the splits of so many sequences)."""
         if sequences not in self._rows:
             row = self._table.row(max(1, sequences))
             limit = room_limit(self._problem, max(1, sequences), self._engines)
@@ -171,10 +176,11 @@ class ChosenSplits:
         return self._rows[sequences]
 
     def write(self, num_kv_splits: Any, seq_lens: Any, *more: Any, **named: Any) -> None:  # noqa: ANN401
-        """Write the splits of each sequence. Both are tensors on the device, one value each.
+        """Write the splits of each sequence. Both arguments are tensors on the device, with a value
+        for each sequence.
 
-        It may be captured in a CUDA graph, so it waits for nothing and makes no tensor of a
-        Python value. A server's step waits for it, so it is one launch, as in the engine.
+        A CUDA graph may capture this, so it waits for nothing and makes no tensor of a Python
+        value. A server's step waits for it, so it is a single launch, as in the engine.
         """
         sequences = num_kv_splits.shape[0]
         room, chosen = self._row(sequences)
@@ -193,10 +199,12 @@ class ChosenSplits:
             num_kv_splits.clamp_(max=room)
 
     def launch(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        """The engine's launcher, with room for as many splits as `write` may write."""
+        """Call the engine's launcher, with room for as many splits as `write` may write."""
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
         if not self._failed and decode_shape(self._about(args, kwargs)) != self._shape:
-            self._failed = True  # a layer that nobody saw; what was written needs its room still
+            self._failed = (
+                True  # an unknown layer; the splits that were written still need their room
+            )
             log.warning("tuner attention: sglang's own KV splits stay: a layer is of another shape")
         room = self.room(given["kv_indptr"].shape[0] - 1)
         if room != given["max_kv_splits"]:
@@ -218,7 +226,7 @@ class ChosenSplits:
 
     @cached_property
     def _grid(self) -> tuple[Any, Any, Any]:
-        """Tensors on the device: thresholds of sequences and of lengths, numbers by both."""
+        """Return tensors on the device: thresholds of sequences and of lengths, numbers by both."""
         import torch  # noqa: PLC0415
 
         grid, device = self._table.grid(), self._backend.device
@@ -228,9 +236,9 @@ class ChosenSplits:
         return rows, lengths, torch.tensor(grid.numbers, dtype=torch.int32, device=device)
 
     def _buffers(self, given: Mapping[str, Any], room: int) -> dict[str, Any]:
-        """The launcher's buffers for the splits' results, with another room.
+        """Return the launcher's buffers for the splits' results, with another room.
 
-        They lie in the engine's own, which CUDA graphs share, if these are large enough.
+        The buffers lie in the engine's own, which CUDA graphs share, if these are large enough.
         """
         logits, lse, q = given["attn_logits"], given["attn_lse"], given["q"]
         sequences, heads, columns = q.shape[0], q.shape[1], logits.shape[-1]

@@ -18,7 +18,7 @@ def check_file(
 ) -> FileCheck[AttentionFile]:
     """Read an attention file and compare it with the facts about this server.
 
-    `unhooked`: why the plugin could not give its constants to any kernel; empty if it can.
+    `unhooked`: why the plugin could not give the file's constants to any kernel; empty if it can.
     """
 
     def refusal(file: AttentionFile) -> str:

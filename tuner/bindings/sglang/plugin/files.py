@@ -1,4 +1,5 @@
-"""The files that carry tuned attention to a server: an export writes them, the plugin reads them.
+"""Write and read the files that carry tuned attention to a server: an export writes them, the
+plugin reads them.
 
 Their path is `<root>/attention/triton_3_6_0/<problem>,device_name=NVIDIA_H200.json`. This module
 needs only the standard library, because it runs inside a server.
@@ -42,7 +43,7 @@ _OPTIONAL = ("BLOCK_H", "HAS_MLA")
 
 @dataclass(frozen=True)
 class AttentionEntry:
-    """The launch constants for one bucket: a part at a batch size and a length."""
+    """The launch constants for a bucket: a part at a batch size and a length."""
 
     part: AttentionPart
     batch_size: int  # sequences
@@ -58,7 +59,7 @@ class AttentionEntry:
 
 @dataclass(frozen=True)
 class AttentionFile:
-    """The tuned entries of one problem on one kind of GPU, and the software they are for."""
+    """The tuned entries of a problem on a kind of GPU, and the software they are for."""
 
     problem: Attention
     device: str  # e.g. NVIDIA_H200
@@ -71,7 +72,7 @@ class AttentionFile:
     splits: SplitsTable | None = None  # of a decode problem that chooses its splits
 
     def text(self) -> str:
-        """The file's JSON; `read_attention_file` reads it back."""
+        """Return the file's JSON; `read_attention_file` reads it back."""
         fields: dict[str, Any] = {
             "format": SPLITS_FORMAT if self.splits else FORMAT,
             "problem": self.problem.spec(),
@@ -93,26 +94,27 @@ class AttentionFile:
 
     @property
     def predicted(self) -> bool:
-        """Whether entries were predicted, and none was measured."""
+        """Say whether entries were predicted, and none was measured."""
         statuses = {entry.status for entry in self.entries}
         return Status.PREDICTED in statuses and Status.OK not in statuses
 
     def path_under(self, root: Path) -> Path:
-        """The path of the file under a root."""
+        """Return the path of the file under a root."""
         name = file_name(self.problem, self.device)
         return root / FOLDER / version_folder(self.triton) / name
 
     def configs(self, part: AttentionPart) -> list[Config]:
-        """The distinct tuned configurations of a part, without the engine's own."""
+        """Return the distinct tuned configurations of a part, without the engine's own."""
         tuned = (e for e in self.entries if e.part is part and e.status is not Status.INCUMBENT)
         return list(dict.fromkeys(entry.config for entry in tuned))
 
     def pick(
         self, part: AttentionPart, batch_size: int, new_tokens: int = 1
     ) -> AttentionEntry | None:
-        """The entry of the nearest bucket by the ratio of sizes; of two equally near, the smaller.
+        """Return the entry of the nearest bucket by the ratio of sizes; of two equally near, the
+        smaller.
 
-        None if the file has no entry for that part and for sizes that are so near.
+        None if the file has no entry for that part near these sizes.
         """
 
         def distance(entry: AttentionEntry) -> tuple[float, int, int]:
@@ -126,7 +128,7 @@ class AttentionFile:
 
 
 def title(problem: Attention) -> str:
-    """A short text for a problem, such as `extend 16/1 576/512 bfloat16`."""
+    """Return a short text for a problem, such as `extend 16/1 576/512 bfloat16`."""
     text = f"{problem.phase.value} {problem.q_heads}/{problem.kv_heads} {problem.Lq}/{problem.Lv}"
     words = [text, problem.dtype.value]
     words += [f"pages of {problem.page_size}"] if problem.page_size > 1 else []
@@ -142,7 +144,9 @@ def file_name(problem: Attention, device_name: str) -> str:
 
 
 def attention_root(environ: Mapping[str, str]) -> tuple[str, Path] | None:
-    """The variable that names a root of attention files, and the root; None if none is set."""
+    """Return the variable that names a root of attention files, and the root; None if no variable
+    is set.
+    """
     for variable in (CONFIG_DIR_VARIABLE, OVERLAY_VARIABLE):
         if environ.get(variable):
             return variable, Path(environ[variable])
@@ -150,7 +154,9 @@ def attention_root(environ: Mapping[str, str]) -> tuple[str, Path] | None:
 
 
 def find_attention_files(root: Path) -> list[Path]:
-    """The sorted paths of all files under a root, for any Triton version. None is opened."""
+    """Return the sorted paths of all files under a root, for any Triton version. No file is
+    opened.
+    """
     return sorted((root / FOLDER).glob("triton_*/*.json"))
 
 
@@ -198,7 +204,7 @@ def _file(fields: dict[str, Any]) -> AttentionFile:
 def _splits(
     problem: Attention, fields: dict[str, Any], entries: tuple[AttentionEntry, ...]
 ) -> SplitsTable | None:
-    """The table, which a file in its format must have. Raises MalformedConfigFile."""
+    """Return the table, which a file in the second format must have. Raises MalformedConfigFile."""
     if fields["format"] == FORMAT:
         # The first format wrote the number of splits into the problem's name.
         if problem.chooses_splits:
@@ -256,7 +262,7 @@ def _config(problem: Attention, part: AttentionPart, row: object, where: str) ->
 
 
 def _has(problem: Attention, key: str) -> bool:
-    """Whether the problem's kernel takes a constant."""
+    """Say whether the problem's kernel takes a constant."""
     return problem.shares_kv if key in FLAGS else key not in _OPTIONAL or problem.group > 1
 
 

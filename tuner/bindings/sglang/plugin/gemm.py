@@ -1,7 +1,7 @@
-"""Hooks the loaders of sglang's config files for dense GEMMs, through sglang's own HookRegistry.
+"""Hook the loaders of sglang's config files for dense GEMMs, through sglang's own HookRegistry.
 
-A loader that is hooked answers with our file's entries where such a file is made for this GPU, this
-Triton and these kernels. Otherwise the engine's own loader answers. No kernel is touched.
+A hooked loader answers with our file's entries if the file is made for this GPU, this Triton and
+these kernels. Otherwise the engine's own loader answers. No kernel is touched.
 
 A file's tiles depend on the size of the batch, so deterministic inference turns these files off.
 """
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("tuner.plugin")
 
 Entries = Mapping[int, object]  # by M, as the engine's launchers take them
-# What `functools.lru_cache` adds to a function. Other code may call it on the hooked loader.
+# Attributes that `functools.lru_cache` adds. Other code may call them on the hooked loader.
 _CACHE = ("cache_clear", "cache_info", "cache_parameters")
 
 
 def hook_loaders(root: Path) -> None:
     """Give the files under a root to the engine's loaders in this process.
 
-    Only modules that the scheduler has imported already are hooked, so that none is imported early.
-    The files are read when a loader is asked for the first time: by then the GPU is chosen.
+    Only modules that the scheduler has imported already are hooked, so that no module is imported
+    early. The files are read when a loader is asked for the first time: by then the GPU is chosen.
     """
     files = ServedFiles(root)
     for loader in LOADERS:
@@ -56,7 +56,7 @@ def hook_loaders(root: Path) -> None:
 def around(
     loader: Loader, original: Callable[..., object], files: ServedFiles
 ) -> Callable[..., object]:
-    """The hook around one loader."""
+    """Return the hook around a loader."""
     from torch import compiler  # noqa: PLC0415  # this process belongs to sglang
 
     signature = inspect.signature(original)
@@ -70,7 +70,7 @@ def around(
             return None
 
     def hooked(original: Callable[..., object], *args: int, **kwargs: int) -> object:
-        # What torch.compile traces must not read files. The engine's loaders know what to do.
+        # Code that torch.compile traces must not read files. The engine's loaders handle tracing.
         if compiler.is_compiling():
             return original(*args, **kwargs)
         key = args, tuple(kwargs.items())
@@ -89,7 +89,9 @@ class ServedFiles:
     root: Path
 
     def entries(self, problem: DenseGemm) -> Entries | None:
-        """The entries for a problem; None if there is no file for it. Logs that a file is used."""
+        """Return the entries for a problem, and log that a file is used; None if there is no file
+        for it.
+        """
         found = self._usable.get(problem)
         if found is None:
             return None
@@ -99,7 +101,7 @@ class ServedFiles:
 
     @cached_property
     def _usable(self) -> Mapping[DenseGemm, tuple[GemmFile, str]]:
-        """By problem: a file, and the text that says that it is used."""
+        """Return, by problem, a file, and the text that says that it is used."""
         found: dict[DenseGemm, tuple[GemmFile, str]] = {}
         try:
             facts = _runtime_facts()
@@ -117,7 +119,7 @@ class ServedFiles:
 
 
 def _problem(loader: Loader, sizes: Mapping[str, int]) -> DenseGemm:
-    """The problem that a loader is asked for, with the output that its file name stands for."""
+    """Return the problem that a loader is asked for, with the output type of file names."""
     block = (sizes["block_n"], sizes["block_k"]) if loader.blocks else None
     return DenseGemm(sizes["N"], sizes["K"], loader.dtype, block)
 
@@ -127,14 +129,14 @@ def _asked_for(problem: DenseGemm) -> DenseGemm:
 
 
 def _imported(loader: Loader) -> ModuleType | None:
-    """The module that defines a loader, if this process has imported it."""
+    """Return the module that defines a loader, if this process has imported it."""
     names = [f"{package}.{loader.module}" for package in PACKAGES]
     modules = [sys.modules[name] for name in names if name in sys.modules]
     return next((module for module in modules if hasattr(module, loader.function)), None)
 
 
 def _keep_cache_functions(original: object) -> None:
-    """Let sglang's wrapper, which copies a function's attributes, have these too."""
+    """Let sglang's wrapper, which copies a function's attributes, have the cache functions too."""
     for name in _CACHE:
         if hasattr(original, name):
             setattr(original, name, getattr(original, name))

@@ -1,4 +1,5 @@
-"""The files that carry tuned GEMMs to a server: an export writes them, the plugin reads them.
+"""Write and read the files that carry tuned GEMMs to a server: an export writes them, the plugin
+reads them.
 
 Their path is `<root>/gemm/triton_3_6_0/<problem>,device_name=NVIDIA_H200.json`. This module needs
 only the standard library, because it runs inside a server.
@@ -37,7 +38,7 @@ _TEXTS = ("device", "engine", "engine_version", "triton", "kernel_hash")
 
 @dataclass(frozen=True)
 class GemmFile:
-    """The tuned entries of one GEMM on one kind of GPU, and the software they are for."""
+    """The tuned entries of a GEMM on a kind of GPU, and the software they are for."""
 
     problem: DenseGemm
     device: str  # e.g. NVIDIA_H200
@@ -56,11 +57,11 @@ class GemmFile:
 
     @property
     def predicted(self) -> bool:
-        """Whether no entry was measured."""
+        """Say whether no entry was measured."""
         return all(status is not Status.OK for status in self.statuses.values())
 
     def text(self) -> str:
-        """The file's JSON; `read_gemm_file` reads it back."""
+        """Return the file's JSON; `read_gemm_file` reads it back."""
         entries = {
             str(size): {"config": config, "status": self.statuses[size].value}
             for size, config in self.engine_entries().items()
@@ -70,24 +71,26 @@ class GemmFile:
         return json.dumps(fields, indent=2) + "\n"
 
     def engine_entries(self) -> dict[int, dict[str, int | bool] | None]:
-        """The entries as the engine's launcher takes them from its loader."""
+        """Return the entries as the engine's launcher takes them from its loader."""
         fields = fields_of(self.problem.block)
         return {size: entry_json(self.entries[size], fields) for size in sorted(self.entries)}
 
     def path_under(self, root: Path) -> Path:
-        """The path of the file under a root."""
+        """Return the path of the file under a root."""
         name = gemm_file_name(self.problem, self.device)
         return root / FOLDER / version_folder(self.triton) / name
 
 
 def gemm_file_name(problem: DenseGemm, device_name: str) -> str:
-    """A file's name. A server does not know the type of the output when it asks for a file."""
+    """Return a file's name. A server that asks for a file does not know the type of the output."""
     spec = replace(problem, out=Dtype.BFLOAT16).spec()
     return f"{spec.replace(':', ',', 1)},device_name={device_name}.json"
 
 
 def gemm_root(environ: Mapping[str, str]) -> tuple[str, Path] | None:
-    """The variable that names a root of GEMM files, and the root; None if none is set."""
+    """Return the variable that names a root of GEMM files, and the root; None if no variable is
+    set.
+    """
     for variable in (CONFIG_DIR_VARIABLE, OVERLAY_VARIABLE):
         if environ.get(variable):
             return variable, Path(environ[variable])
@@ -95,7 +98,9 @@ def gemm_root(environ: Mapping[str, str]) -> tuple[str, Path] | None:
 
 
 def find_gemm_files(root: Path) -> list[Path]:
-    """The sorted paths of all files under a root, for any Triton version. None is opened."""
+    """Return the sorted paths of all files under a root, for any Triton version. No file is
+    opened.
+    """
     return sorted((root / FOLDER).glob("triton_*/*.json"))
 
 

@@ -1,7 +1,7 @@
-"""The functions with which sglang reads its config files for dense GEMMs, in 0.4.4 to 0.5.23.
+"""List the functions with which sglang reads its config files for dense GEMMs, in 0.4.4 to 0.5.23.
 
 A launcher looks up its loader by name in its module. So once a loader is replaced there, launchers
-ask the new one. This module is imported by servers, so it needs only the standard library.
+ask the new loader. Servers import this module, so it needs only the standard library.
 """
 
 from __future__ import annotations
@@ -40,16 +40,18 @@ CHANNEL_FIELDS = EntryFields(_CHANNEL, _CHANNEL, null=True)  # null: CUTLASS is 
 
 @dataclass(frozen=True)
 class Loader:
-    """One loader, and the launchers that use its entries."""
+    """A loader, and the launchers that use its entries."""
 
     module: str
     function: str
     dtype: Dtype
     blocks: bool  # the scales are for blocks; otherwise they are for rows and columns
-    launchers: tuple[str, ...]  # by their names in any version; a version has one that launches
+    launchers: tuple[
+        str, ...
+    ]  # by their names in any version; in each version a single launcher launches
 
     def reads(self, problem: DenseGemm) -> bool:
-        """Whether it reads the files of a problem."""
+        """Say whether the loader reads the files of a problem."""
         return problem.dtype is self.dtype and (problem.block is not None) is self.blocks
 
 
@@ -78,10 +80,10 @@ LOADERS = (FP8_BLOCKS, INT8_BLOCKS, FP8_CHANNELS)
 
 
 def fields_of(block: tuple[int, int] | None) -> EntryFields:
-    """The fields that entries may have for quantisation blocks; None: per channel."""
+    """Return the fields that entries may have for quantisation blocks; None: per channel."""
     return BLOCK_FIELDS if block else CHANNEL_FIELDS
 
 
 def loader_of(problem: DenseGemm) -> Loader | None:
-    """The loader that reads the files of a problem; None if no version has one."""
+    """Return the loader that reads the files of a problem; None if no version has such a loader."""
     return next((loader for loader in LOADERS if loader.reads(problem)), None)

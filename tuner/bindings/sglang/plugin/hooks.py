@@ -1,4 +1,4 @@
-"""What the plugin's hooks share: sglang's registry, facts about this process, and safety."""
+"""Share code among the plugin's hooks: sglang's registry, facts about this process, and safety."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def runtime_facts(
     hash_of: Callable[[SGLang, str], str],
     kv_splits: Callable[[Attention], frozenset[int] | None] = lambda problem: None,
 ) -> RuntimeFacts:
-    """Facts about this process, which is sglang's. `hash_of`: of its kernels for a platform."""
+    """Return facts about this process, which is sglang's. `hash_of`: the hash of its kernels."""
 
     def kernel_hash(version: str, root: Path, platform: str) -> str:
         from tuner.engines.sglang.package import SGLang  # noqa: PLC0415
@@ -50,7 +50,7 @@ def runtime_facts(
 
 
 def is_deterministic() -> bool:
-    """Whether the server has --enable-deterministic-inference, or might have it."""
+    """Say whether the server has --enable-deterministic-inference, or might have it."""
     try:
         from sglang.srt.runtime_context import get_exec  # noqa: PLC0415
 
@@ -63,7 +63,7 @@ def is_deterministic() -> bool:
 
 
 def guarded(family: str, step: Callable[[], None]) -> None:
-    """Run a step and log what it raises: a server must start even if the files cannot be used."""
+    """Run a step and log its exception: a server must start even if the files cannot be used."""
     try:
         step()
     except Exception:

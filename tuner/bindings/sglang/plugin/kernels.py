@@ -1,8 +1,8 @@
-"""The parameters of sglang's attention kernels, in releases 0.5.12 to 0.5.23.
+"""List the parameters of sglang's attention kernels, in releases 0.5.12 to 0.5.23.
 
 A parameter either tells which problem a launch works on (`tensors`, `values`), or must have its
-default value for a tuned configuration to fit (`plain`), or does not matter (`neutral`). The
-plugin leaves a kernel with any other parameter alone.
+default value for a tuned configuration to fit (`plain`), or does not matter (`neutral`). The plugin
+leaves a kernel with any other parameter alone.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from tuner.families.attention.problem import AttentionPart
 
 PLUGIN = "tuner_attention"  # its entry point
-# The package of the kernels' modules since 0.5.16, and the one before.
+# The package of the kernels' modules since 0.5.16, and the package before.
 PACKAGES = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
 PAGED = "page_size"  # a parameter of launchers since 0.5.16
-# The launchers, by module. What a kernel is not told is noted of its launcher: the longest
+# The launchers, by module. Arguments that no kernel gets are noted of its launcher: the longest
 # sequence, on which the grid depends, and all of decode's shape.
 LAUNCHERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "extend_attention": ("extend_attention_fwd", ("max_len_extend",)),
@@ -36,13 +36,13 @@ CHOICES: Mapping[AttentionPart, tuple[str, ...]] = {
 }
 OPTIONS = ("num_warps", "num_stages")  # Triton's, not the kernel's
 FLAGS = ("HAS_MLA",)  # the kernel takes a bool; a config holds 0 or 1
-# Constants that must stay equal to another one if the engine gives both the same value.
+# Constants that must stay equal to another constant if the engine gives both the same value.
 FOLLOWERS = {"BLOCK_N": "BLOCK_N_PREFIX"}
 
 
 @dataclass(frozen=True)
 class KernelSignature:
-    """One kernel and its parameters."""
+    """A kernel and its parameters."""
 
     part: AttentionPart
     module: str
@@ -53,7 +53,7 @@ class KernelSignature:
     neutral: frozenset[str]
 
     def unfit(self, names: Sequence[str]) -> str:
-        """Why a kernel with these parameters is not this one; empty if it is the same."""
+        """Return why a kernel with these parameters is not this kernel; empty if it is."""
         known = {*self.tensors, *self.values, *self.plain, *self.neutral}
         if unknown := [name for name in names if name not in known]:
             return f"{self.name} takes {', '.join(unknown)}, which this version does not know"

@@ -1,4 +1,4 @@
-"""Which problem a launch works on, and the grid that other constants need."""
+"""Find the problem that a launch works on, and the grid that other constants need."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from tuner.families.attention.problem import Attention, AttentionPart
 Grid = tuple[int, ...]
 Launch = Mapping[str, Any]  # a kernel's arguments by name, defaults filled in
 ProblemKey = tuple[object, ...]
-About = tuple[
-    Any, ...
-]  # what is noted of a launcher (`kernels.LAUNCHERS`); tensors by their shapes
+About = tuple[Any, ...]  # arguments of a launcher (`kernels.LAUNCHERS`); tensors by their shapes
 
 
 def problem_key(kernel: KernelSignature, problem: Attention, *, paged: bool) -> ProblemKey:
-    """What a launch of a problem shows; `launch_key` reads it off a launch.
+    """Return the key that a launch of a problem shows; `launch_key` reads the key off a launch.
 
     Prefill has no cache. `paged`: the engine's kernels know a cache's pages.
     """
@@ -34,10 +32,11 @@ def problem_key(kernel: KernelSignature, problem: Attention, *, paged: bool) -> 
 def launch_key(
     kernel: KernelSignature, launch: Launch, grid: Grid, about: About, room: int = 0
 ) -> ProblemKey | None:
-    """The `problem_key` of a launch's problem; None if the launch uses an unsupported option.
+    """Return the `problem_key` of a launch's problem; None if the launch uses an unsupported
+    option.
 
-    `about`: what the launcher was given. `room`: the launch has room for so many chosen splits; 0:
-    the engine chose its splits.
+    `about`: the arguments of the launcher. `room`: the launch has room for so many chosen splits;
+    0: the engine chose its splits.
     """
     if any(launch[name] not in usual for name, usual in kernel.plain.items() if name in launch):
         return None
@@ -60,7 +59,9 @@ def launch_key(
 def _decode_key(
     kernel: KernelSignature, launch: Launch, grid: Grid, about: About, room: int, dtype: str
 ) -> ProblemKey | None:
-    """Of decode's launcher, whose kernels are told parts of the shape, and never of a window."""
+    """Return the key for decode's launcher, whose kernels get parts of the shape, and never a
+    window.
+    """
     shape = decode_shape(about)
     q_heads, kv_heads, Lq, Lv, cap, _, sinks = shape
     if kernel is REDUCE:
@@ -76,23 +77,24 @@ def _decode_key(
 
 
 def decode_shape(about: About) -> tuple[Any, ...]:
-    """What decode's launcher was given: query heads, key heads, Lq, Lv, cap, no window, sinks.
+    """Return the shape from decode's launcher: query heads, key heads, Lq, Lv, cap, no window,
+    sinks.
 
-    Raises ValueError for what is noted of another launcher.
+    Raises ValueError for the notes of another launcher.
     """
     q, k, v, cap, sinks, _ = about
     return q[-2], k[-2], q[-1], v[-1], cap, 0, sinks is not None
 
 
 def _splits(launched: int, room: int) -> int | None:
-    """A problem's `kv_splits`: None where they are chosen."""
+    """Return a problem's `kv_splits`: None if they are chosen."""
     return None if room == launched else launched
 
 
 def tuned_grid(
     kernel: KernelSignature, launch: Launch, grid: Grid, config: Mapping[str, int], longest: int
 ) -> Grid | None:
-    """The grid with a config's constants. `longest`: new tokens of the longest sequence.
+    """Return the grid with a config's constants. `longest`: new tokens of the longest sequence.
 
     None if `grid_rule` does not reproduce the engine's grid from the engine's constants.
     """
@@ -110,7 +112,7 @@ def grid_rule(
     q_heads: int,
     group: int,
 ) -> Grid:
-    """A part's grid with other constants. Dimensions that do not depend on them are kept."""
+    """Return a part's grid with other constants. Dimensions that do not depend on them are kept."""
     if part in (AttentionPart.EXTEND, AttentionPart.PREFILL):
         return grid[0], grid[1], -(-longest // constants["BLOCK_M"])
     if part is AttentionPart.DECODE and "BLOCK_H" in constants:

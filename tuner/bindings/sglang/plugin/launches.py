@@ -1,4 +1,4 @@
-"""Replacements for the engine's kernels, which launch them with the constants of a file.
+"""Replace the engine's kernels by objects that launch them with the constants of a file.
 
 The choice for a launch is made once and cached under everything that it depends on, so a later
 launch costs one look-up. In any doubt the launch keeps the engine's own constants.
@@ -49,7 +49,7 @@ class Jitted(Protocol):
 
 
 class _Noted(threading.local):
-    """What the launcher that this thread is running was given, by `kernels.LAUNCHERS`."""
+    """The arguments of the launcher that this thread is running, by `kernels.LAUNCHERS`."""
 
     about: About = ()
 
@@ -68,7 +68,7 @@ _room = _Room()
 
 @contextmanager
 def decode_room(splits: int) -> Iterator[None]:
-    """Launches within were given their splits by a file's table, with room for so many."""
+    """Mark the launches within: a file's table gave them their splits, with room for so many."""
     _room.splits = splits
     try:
         yield
@@ -77,7 +77,7 @@ def decode_room(splits: int) -> Iterator[None]:
 
 
 def note_launcher(launcher: Run, names: Sequence[str]) -> Run:
-    """A hook around an engine's launcher that keeps its parameters `names` in `noted`."""
+    """Return a hook around an engine's launcher that keeps its parameters `names` in `noted`."""
     read = reader(launcher, names)
 
     def around(original: Run, *args: object, **kwargs: object) -> object:
@@ -91,11 +91,13 @@ def note_launcher(launcher: Run, names: Sequence[str]) -> Run:
 
 
 def reader(launcher: Run, names: Sequence[str]) -> Callable[[_Args, _Kwargs], About]:
-    """A function that reads parameters from a launcher's arguments, tensors by their shapes."""
+    """Return a function that reads parameters from a launcher's arguments, tensors by their
+    shapes.
+    """
     known = inspect.signature(launcher).parameters
     places = {name: place for place, name in enumerate(known)}
     usual = {n: p.default for n, p in known.items() if p.default is not p.empty}
-    # One that this release does not have is None.
+    # A parameter that this release does not have is None.
     wanted = [(name, places.get(name, len(places)), usual.get(name)) for name in names]
 
     def read(args: _Args, kwargs: _Kwargs) -> About:
@@ -110,7 +112,7 @@ def reader(launcher: Run, names: Sequence[str]) -> Callable[[_Args, _Kwargs], Ab
 
 
 class _Change(NamedTuple):
-    """How a cached launch is changed."""
+    """The changes to a cached launch."""
 
     grid: Grid
     tuned: _Kwargs
@@ -119,11 +121,12 @@ class _Change(NamedTuple):
 
 
 class TunedLaunches:
-    """The launches of one kernel; `stand_in` makes the object that replaces the kernel."""
+    """The launches of a kernel; `stand_in` makes the object that replaces the kernel."""
 
     def __init__(self, kernel: KernelSignature, jitted: Jitted, *, paged: bool = True) -> None:
-        """`jitted`: the engine's kernel. No launch is changed until `use` is called. `paged`: the
-        engine's launcher takes a page size.
+        """Prepare the launches. No launch is changed until `use` is called.
+
+        `jitted`: the engine's kernel. `paged`: the engine's launcher takes a page size.
         """
         self.kernel = kernel
         self.jitted = jitted
@@ -140,7 +143,7 @@ class TunedLaunches:
     def use(self, files: Sequence[AttentionFile]) -> None:
         """Give launches of these files' problems the files' constants from now on.
 
-        Kernels without pages run the same for all, so the file of the smallest serves.
+        Kernels without pages run the same for all page sizes, so the file of the smallest serves.
         """
         fitting = [file for file in files if self.kernel.part in file.problem.parts]
         self._files = {}
@@ -151,7 +154,7 @@ class TunedLaunches:
         self._refused = set()
 
     def at(self, grid: Any) -> Run:  # noqa: ANN401  # the engine's
-        """The function that `kernel[grid]` returns, which launches the kernel."""
+        """Return the function that `kernel[grid]` returns, which launches the kernel."""
         run = self.jitted.run
 
         def launch(*args: Any, **kwargs: Any) -> object:  # noqa: ANN401
@@ -199,7 +202,9 @@ class TunedLaunches:
         return key, change
 
     def _reader(self, args: _Args, kwargs: _Kwargs) -> _Reader:
-        """A function that reads the decisive arguments from launches with this arrangement."""
+        """Return a function that reads the decisive arguments from launches with this
+        arrangement.
+        """
         placed = {name: i for i, name in enumerate(self._names[: len(args)])}
         tensors = _getter([placed[name] for name in self.kernel.tensors])
         decisive = (*self.kernel.values, *self.kernel.plain)
@@ -239,7 +244,7 @@ class TunedLaunches:
     def _compile(self, file: AttentionFile, grid: Grid, args: _Args, kwargs: _Kwargs) -> None:
         """Compile the file's configurations without launching them.
 
-        The first launch is part of a server's warm-up; users wait for the later ones.
+        The first launch is part of a server's warm-up; users wait for later launches.
         """
         for constants in self._variants(file):
             changed = {**kwargs, **constants}
@@ -249,7 +254,7 @@ class TunedLaunches:
                 log.debug("tuner attention: %s did not compile", constants, exc_info=True)
 
     def _variants(self, file: AttentionFile) -> list[dict[str, int]]:
-        """The constants that launches of the file's problem may have."""
+        """Return the constants that launches of the file's problem may have."""
         if file.splits is None or self.kernel.part is not AttentionPart.REDUCE:
             return [self._constants(config) for config in file.configs(self.kernel.part)]
         return [  # the second kernel's loop has a constant number of turns
@@ -267,7 +272,9 @@ class TunedLaunches:
         return constants
 
     def _longest(self) -> int:
-        """New tokens of the longest sequence; 1 for decode. Raises ValueError if not known."""
+        """Return the new tokens of the longest sequence; 1 for decode. Raises ValueError if not
+        known.
+        """
         if self.kernel.part in (AttentionPart.DECODE, AttentionPart.REDUCE):
             return 1
         (tokens,) = noted.about
@@ -286,7 +293,7 @@ class _Forwarding(type):
 
 
 def stand_in(launches: TunedLaunches) -> type:
-    """A class that replaces the kernel: `stand_in[grid](...)` launches it.
+    """Return a class that replaces the kernel: `stand_in[grid](...)` launches it.
 
     It is a class because sglang's registry installs classes unchanged. A function around the
     kernel's `run` would copy all arguments of a launch twice more.
@@ -298,7 +305,7 @@ def stand_in(launches: TunedLaunches) -> type:
 
 
 def _getter(keys: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """Like `itemgetter`, but always returns a tuple."""
+    """Return an `itemgetter` that always returns a tuple."""
     if not keys:
         return lambda source: ()
     if len(keys) == 1:

@@ -1,4 +1,4 @@
-"""Hooks sglang's kernels of chunked scans: `tuner/families/scans/serve.py`."""
+"""Hook sglang's kernels of chunked scans: `tuner/families/scans/serve.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The table of KV splits in a decode file: how many parts each sequence's cache is split into.
+"""Read and look up the table of KV splits in a decode file: how many parts each sequence's cache is
+split into.
 
 The numbers are looked up by the number of sequences and by a sequence's length. This module needs
 only the standard library, because it runs inside a server.
@@ -21,7 +22,7 @@ MOST = 1024  # a larger number in a file is a mistake
 
 @dataclass(frozen=True)
 class SplitsRow:
-    """The numbers of splits for one number of sequences."""
+    """The numbers of splits for a number of sequences."""
 
     batch_size: int  # sequences
     room: int  # the most splits of a sequence that a launch has room for; 0: the engine's own rule
@@ -29,11 +30,11 @@ class SplitsRow:
 
     @property
     def engines(self) -> bool:
-        """Whether the engine's own rule stays."""
+        """Say whether the engine's own rule stays."""
         return not self.room
 
     def at(self, cached_tokens: int) -> int:
-        """The number for the nearest length, by ratio."""
+        """Return the number for the nearest length, by ratio."""
         bounds = _between([length for length, _ in self.by_length])
         return self.by_length[bisect_right(bounds, cached_tokens)][1]
 
@@ -46,18 +47,21 @@ class SplitsTable:
 
     @property
     def most(self) -> int:
-        """The largest number of splits that a launch has room for; 0 if no row has numbers."""
+        """Return the largest number of splits that a launch has room for; 0 if no row has
+        numbers.
+        """
         return max((row.room for row in self.rows), default=0)
 
     @property
     def chosen(self) -> tuple[SplitsRow, ...]:
-        """The rows that have numbers."""
+        """Return the rows that have numbers."""
         return tuple(row for row in self.rows if not row.engines)
 
     def row(self, batch_size: int) -> SplitsRow:
-        """The row of the nearest number of sequences by ratio; of two equally near, the smaller.
+        """Return the row of the nearest number of sequences by ratio; of two equally near, the
+        smaller.
 
-        For a number that no row is near, it says that the engine's own rule stays.
+        If no row is near, return a row that says that the engine's own rule stays.
         """
 
         def distance(row: SplitsRow) -> tuple[float, int]:
@@ -68,7 +72,7 @@ class SplitsTable:
         return SplitsRow(batch_size, 0, ()) if far else nearest
 
     def grid(self) -> Grid:
-        """The numbers of the `chosen` rows on one grid of lengths."""
+        """Return the numbers of the `chosen` rows on a common grid of lengths."""
         rows = self.chosen
         lengths = sorted(
             {bound for row in rows for bound in _between([n for n, _ in row.by_length])}
@@ -141,6 +145,6 @@ def _lengths(by_length: Mapping[str, object], where: str) -> Iterable[tuple[int,
 
 
 def _between(sizes: Sequence[int]) -> list[int]:
-    """The least whole numbers that are nearer to the next size, by ratio."""
+    """Return the least whole numbers that are nearer to the next size, by ratio."""
     pairs = zip(sizes, sizes[1:], strict=False)
     return [math.isqrt(small * large) + 1 for small, large in pairs]

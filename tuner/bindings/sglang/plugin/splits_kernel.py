@@ -1,7 +1,8 @@
-"""The kernel that writes the KV splits of each sequence, once before each decode step.
+"""Write the KV splits of each sequence by a kernel, once before each decode step.
 
-It is one launch, as in the engine. In torch's operations it was seven, and servers whose steps wait
-for the host became slower: 0.93x for decode of 16 sequences in a model of six layers on an H100.
+It is a single launch, as in the engine. In torch's operations it was seven, and servers whose steps
+wait for the host became slower: 0.93x for decode of 16 sequences in a model of six layers on an
+H100.
 """
 
 # Triton reads the annotations of a kernel, so its arguments have none.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LEAST_BLOCK = 256  # so that batches of up to so many sequences share one compiled kernel
+LEAST_BLOCK = 256  # so that batches of up to so many sequences share a compiled kernel
 
 
 @triton.jit(do_not_specialize=["sequences", "most"])
@@ -29,12 +30,13 @@ def write_splits(
     LENGTHS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Write `splits` of `sequences` sequences with so many cached tokens each.
+    """Write `splits` of `sequences` sequences, whose cached tokens are in `seq_lens`.
 
-    A sequence counts as one of so many of its length as would make up the batch. So one that is
-    much longer than the others gets as many splits as in a small batch. `rows` has the ROWS
-    thresholds of that number, `lengths` the LENGTHS thresholds of tokens, and `numbers` the splits
-    by both. One program does all; BLOCK is at least the number of sequences.
+    A sequence is treated as if all tokens of the batch were in sequences of its length. So a
+    sequence that is much longer than the others gets as many splits as in a small batch. `rows` has
+    the ROWS thresholds of the number of such sequences, `lengths` the LENGTHS thresholds of tokens,
+    and `numbers` the splits by both. A single program does all; BLOCK is at least the number of
+    sequences.
     """
     places = tl.arange(0, BLOCK)
     there = places < sequences

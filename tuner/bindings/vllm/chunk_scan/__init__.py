@@ -13,17 +13,17 @@ __all__ = ["open_delivery", "open_family", "state_dtype"]
 
 
 def open_family(engine: VLLM) -> ScanEngine:
-    """The Mamba-2 scan of one copy of vLLM."""
+    """Return the Mamba-2 scan of a copy of vLLM."""
     return ScanEngine(engine, lift_chunk_scan)
 
 
 def open_delivery(engine: VLLM) -> ScanDelivery:
-    """How the winners of chunked scans reach the servers of one copy of vLLM."""
+    """Return the delivery of chunked scans' winners to the servers of a copy of vLLM."""
     return ScanDelivery(engine)
 
 
 # The keys of MODELS_CONFIG_MAP for which model_executor/models/config.py of 0.24.0 and 0.33.0 reads
-# `mamba_ssm_cache_dtype` of config.json, and takes float32 where it is absent.
+# `mamba_ssm_cache_dtype` of config.json, and takes float32 if it is absent.
 READS_CONFIG = ("NemotronHForCausalLM", "NemotronHPuzzleForCausalLM", "NemotronH_Nano_VL_V2")
 
 

@@ -1,7 +1,8 @@
 """Bind vLLM's kernels of the Mamba-2 scan as its own launchers launch them.
 
-The layer (`MambaMixer2.conv_ssm_forward`) decides what the tensors are. A chunk never has tokens of
-two sequences. Prompts are followed that begin here; their last states go straight into the cache.
+The layer (`MambaMixer2.conv_ssm_forward`) decides the layout of tensors. A chunk never has tokens
+of two sequences. The launchers are followed for prompts that begin here; their last states go
+straight into the cache.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from tuner.problems.points import Point
 
 
 def _launch_autotuned(kernel: RecordedKernel, grid: Any, **arguments: object) -> None:  # noqa: ANN401
-    """vLLM's function of that name, which remembers what an autotuner chose."""
+    """Launch a kernel in place of vLLM's function of that name, which remembers an autotuner's
+    choice.
+    """
     kernel[grid](**arguments)
 
 
 @dataclass(frozen=True)
 class VLLMSsdKernels(VLLMScanKernels):
-    """The kernels of one version of vLLM."""
+    """The kernels of a version of vLLM."""
 
     def _arguments(self, problem: ScanProblem, point: Point, call: Call) -> Mapping[str, Any]:
         assert isinstance(problem, ChunkScan)
@@ -51,6 +54,6 @@ class VLLMSsdKernels(VLLMScanKernels):
 
 
 def lift_chunk_scan(engine: VLLM, platform: str) -> VLLMSsdKernels:
-    """The kernels of one copy of vLLM. Raises UnsupportedKernel."""
+    """Return the kernels of a copy of vLLM. Raises UnsupportedKernel."""
     differs = {"passes_before": False}
     return VLLMSsdKernels.of(engine, SOURCES, NAME, platform, differs=differs)

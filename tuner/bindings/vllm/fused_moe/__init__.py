@@ -22,7 +22,7 @@ open_family = VLLMFusedMoe
 
 
 def parse_config_name(text: str) -> NamedLayer | None:
-    """Find a config file's name in a line or a path; None if vLLM never looks for such a name.
+    """Find a config file's name in a line or a path; return None if vLLM never looks for the name.
 
     Raises BadProblem for a dtype that no problem has.
     """
@@ -37,7 +37,9 @@ def parse_config_name(text: str) -> NamedLayer | None:
 
 
 def fusions(model: Model, missing: NamedLayer, moe_tp: int) -> set[int]:
-    """The numbers of shared experts that a release may have appended: none in any release."""
+    """Return the numbers of shared experts that a release may have appended: no release appends
+    any.
+    """
     return set()
 
 
@@ -49,10 +51,10 @@ BLOCKS_REFUSED = "0.28.0"
 
 
 def rank_block(cut: Cut, engine_version: str | None, target: Target) -> Block:
-    """The block of a rank's weights. Raises BadProblem, in vLLM's words, if none fits.
+    """Return the block of a rank's weights. Raises BadProblem, in vLLM's words, if no block fits.
 
     From some release on, blocks of fp8 checkpoints become the greatest common divisor of the block,
-    N and K, if that is at least 32. compressed-tensors' and other classes refuse instead.
+    N and K, if the divisor is at least 32. compressed-tensors' and other classes refuse instead.
     """
     if cut.block[0] == 0 or cut.quantization not in ("fp8", "asked"):
         return fitted_block(cut)
@@ -67,7 +69,7 @@ def rank_block(cut: Cut, engine_version: str | None, target: Target) -> Block:
 
 @lru_cache(maxsize=64)
 def _refines(version: str | None) -> bool:
-    """Whether that release refines blocks: as its source says, if it is on disk."""
+    """Say whether that release refines blocks: as its source says, if it is on disk."""
     if version is None:
         return True
     try:
@@ -79,7 +81,7 @@ def _refines(version: str | None) -> bool:
 
 
 def shared_expert_fusion(asked: FusionCase) -> Fusion:
-    """vLLM never does in its Triton kernel, only in AITER's.
+    """Return no fusion: vLLM's Triton kernel never fuses shared experts, only AITER's does.
 
     Source: resolve_layer_fused_shared_expert in model_executor/layers/fused_moe/utils.py of 0.33.0;
     earlier releases ask AITER too. Raises BadProblem if fusion is forced.

@@ -1,12 +1,12 @@
 """Bind vLLM's fused-MoE kernels as its own launcher launches them, for one rank without LoRA.
 
-The launcher and `moe_align_block_size` are run with stand-ins (see `functions.py`), so what they
-decide is the release's own: SPLIT_K, SWAP_AB, the cap on BLOCK_SIZE_K, USE_TD (off unless
-VLLM_TRITON_USE_TD is set), strides, and how many blocks there are.
+The launcher and `moe_align_block_size` are run with stand-ins (see `functions.py`), so their
+decisions are the release's own: SPLIT_K, SWAP_AB, the cap on BLOCK_SIZE_K, USE_TD (off unless
+VLLM_TRITON_USE_TD is set), strides, and the number of blocks.
 
 EM is rounded up to a multiple of 16, at most one empty block more than vLLM launches, so that its
-value never makes another variant. num_valid_tokens (M * top_k) keeps its true value: all M of which
-it is a multiple of 16 share one variant, and all others a second.
+value never makes another variant. num_valid_tokens (M * top_k) keeps its true value: all M for
+which it is a multiple of 16 share a variant, and all others a second.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tuner.problems.points import Config, triton_defaults
 
 DENSE = "fused_moe_kernel"
 GROUPED = "fused_moe_kernel_gptq_awq"
-# Since 0.14, `dispatch_fused_moe_kernel` chooses among launchers; before, one function did it all.
+# Since 0.14, `dispatch_fused_moe_kernel` chooses among launchers; before, there was only one.
 _LAUNCHERS = ("dispatch_fused_moe_kernel", "invoke_fused_moe_kernel")
 # `_prepare_expert_assignment`: with so few slots, vLLM does not sort them.
 _SLOTS_PER_EXPERT = 4
@@ -41,7 +41,7 @@ _IGNORE = "ignore_invalid_experts"
 
 @dataclass(frozen=True)
 class VLLMMoeKernels(MoeKernels):
-    """The fused-MoE kernels of one version of vLLM."""
+    """The fused-MoE kernels of a version of vLLM."""
 
     foreign_blocks: ClassVar[bool] = False  # `ignore_invalid_experts`
 
@@ -65,8 +65,8 @@ class VLLMMoeKernels(MoeKernels):
         `zero_points`: weights are asymmetric (AWQ). `compute`: the 16-bit type beside quantised
         weights, "bf16" (the default) or "fp16".
 
-        Raises UnsupportedKernel where the engine runs a compiled kernel, and for a parameter, a
-        config key or a dtype that either its kernel or this function does not support.
+        Raises UnsupportedKernel if the engine runs a compiled kernel, and for a parameter, a config
+        key or a dtype that either its kernel or this function does not support.
         """
         if batch_size < 1:
             raise BadProblem(f"the batch size must be at least 1, not {batch_size}")
@@ -114,7 +114,7 @@ class VLLMMoeKernels(MoeKernels):
     def _assignment(
         self, layer: _Layer, config: Config, functions: EngineFunctions
     ) -> tuple[TensorSpec | None, TensorSpec, TensorSpec]:
-        """The sorted slots, the expert of each block, and the number of slots in use."""
+        """Return the sorted slots, the expert of each block, and the number of slots in use."""
         ids = TensorSpec("", (layer.batch_size, layer.problem.top_k), "i32")
         names = {parameter.name for parameter in self.lifted.parameters(DENSE)}
         experts = layer.problem.all_routed
@@ -133,7 +133,7 @@ class VLLMMoeKernels(MoeKernels):
         return found
 
     def _expert_map(self, problem: FusedMoe, functions: EngineFunctions) -> dict[str, object]:
-        """The arguments of expert parallelism, where slots of other ranks are left out.
+        """Return the arguments of expert parallelism, which leave out slots of other ranks.
 
         Raises UnsupportedKernel for a release that sorts these slots too.
         """
@@ -161,7 +161,7 @@ class VLLMMoeKernels(MoeKernels):
 
 @dataclass(frozen=True)
 class _Layer:
-    """What vLLM passes to its launcher for one gemm."""
+    """The arguments that vLLM passes to its launcher for a gemm."""
 
     problem: FusedMoe
     gemm: Gemm
@@ -170,7 +170,7 @@ class _Layer:
     target: Target
 
     def tensors(self, zero_points: bool) -> dict[str, object]:
-        """A (rows, k), B (E, n, k), C (M, top_k, n), the scales and the router's weights."""
+        """Return A (rows, k), B (E, n, k), C (M, top_k, n), the scales and the router's weights."""
         problem, slots = self.problem, self.batch_size * self.problem.top_k
         n, k = problem.gemm_shape(self.gemm)
         rows = self.batch_size if self.gemm is Gemm.UP else slots

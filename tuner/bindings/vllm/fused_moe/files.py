@@ -1,4 +1,4 @@
-"""vLLM's fused-MoE config files on disk.
+"""Read vLLM's fused-MoE config files on disk.
 
 E=256,N=64,device_name=NVIDIA_H100_80GB_HBM3[,dtype=..][,block_shape=[128,128]].json
 """
@@ -45,9 +45,9 @@ _FIELDS = EntryFields(
 
 @dataclass(frozen=True)
 class VLLMFusedMoe(MoeEngine):
-    """The fused-MoE layer of one copy of vLLM.
+    """The fused-MoE layer of a copy of vLLM.
 
-    One file and one configuration serve both gemms. All Triton versions share a file.
+    A single file and configuration serve both gemms. All Triton versions share a file.
     """
 
     engine: VLLM
@@ -64,7 +64,7 @@ class VLLMFusedMoe(MoeEngine):
         return replace(_FIELDS, aside=frozenset(aside))
 
     def config_dir(self, root: Path, triton: str) -> Path:
-        """The folder of the variable holds the files themselves, the package's root configs/."""
+        """Return the folder of files: the variable's folder itself, or configs/ of the package."""
         return root / "configs" if root == self.package_root else root
 
     def has_down_files(self) -> bool:
@@ -93,13 +93,15 @@ class VLLMFusedMoe(MoeEngine):
     def find_file(
         self, root: Path | None, problem: FusedMoe, device: Device, gemm: Gemm, triton: str
     ) -> Path | None:
-        """DOWN has the file of UP."""
+        """Return the file that the loader reads; DOWN has the file of UP."""
         name = self.file_name(problem, device, Gemm.UP)
         folder = self.config_dir(root or self.package_root, triton)
         return file_in(root, (folder, self.configs), name)
 
     def default_config(self, problem: FusedMoe, device: Device, batch_size: int) -> Config:
-        """Raises UnsupportedKernel for quantisation groups along k: vLLM runs a compiled kernel, or
+        """Return the heuristic's configuration.
+
+        Raises UnsupportedKernel for quantisation groups along k: vLLM runs a compiled kernel, or
         other tiles for each gemm.
         """
         if problem.grouped:
@@ -135,7 +137,7 @@ _WIDE = (Dtype.BFLOAT16, Dtype.FLOAT16)
 
 
 def dtype_word(problem: FusedMoe) -> str | None:
-    """The dtype in the name; None for 16-bit weights.
+    """Return the dtype in the name; None for 16-bit weights.
 
     Raises UnsupportedKernel for int8_w8a8: vLLM's names lack this dtype, so it would read the file
     of 16-bit weights.
@@ -160,6 +162,6 @@ def parse_file_name(name: str) -> MoeFileKey:
 
 
 def open_delivery(engine: VLLM) -> MoeDelivery:
-    """How a layer's winners reach the servers of one copy of vLLM."""
-    # Where the folder of the variable lacks a file, servers read the package's.
+    """Return the delivery of a layer's winners to the servers of a copy of vLLM."""
+    # If the folder of the variable lacks a file, servers read the package's.
     return MoeDelivery(VLLMFusedMoe(engine), replaces_packaged=False)

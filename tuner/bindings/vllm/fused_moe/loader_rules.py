@@ -1,4 +1,4 @@
-"""How a version of vLLM finds fused-MoE config files, read from its loader's source."""
+"""Read from its loader's source how a version of vLLM finds fused-MoE config files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOADER = "get_moe_configs"
 
 @dataclass(frozen=True)
 class LoaderRules:
-    """The behaviour of one version's `get_moe_configs`."""
+    """The behaviour of a version's `get_moe_configs`."""
 
     source: Path  # the file that defines it; configs/ lies beside it
     config_dir_env: bool  # VLLM_TUNED_CONFIG_FOLDER is asked before the package
@@ -25,9 +25,9 @@ class LoaderRules:
 
 @lru_cache(maxsize=16)
 def read_loader_rules(root: Path, engine: str) -> LoaderRules:
-    """The rules of the vLLM package at `root`.
+    """Return the rules of the vLLM package at `root`.
 
-    Raises UnsupportedKernel if the loader is not where every known version has it.
+    Raises UnsupportedKernel if the loader is not in the place of every known version.
     """
     source = root / SOURCE
     try:
@@ -46,4 +46,4 @@ def read_loader_rules(root: Path, engine: str) -> LoaderRules:
                     isinstance(n, ast.Constant) and n.value == "triton_version" for n in inside
                 ),
             )
-    raise UnsupportedKernel(f"{engine} does not keep {_LOADER} where every known version does")
+    raise UnsupportedKernel(f"{engine} does not keep {_LOADER} in the known place")

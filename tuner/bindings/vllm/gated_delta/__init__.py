@@ -16,14 +16,14 @@ CHAIN = SOURCES.chain
 
 
 def open_family(engine: VLLM) -> ScanEngine:
-    """The scan of gated delta nets of one copy of vLLM."""
+    """Return the scan of gated delta nets of a copy of vLLM."""
     return ScanEngine(engine, lift_gated_delta)
 
 
 def state_dtype(shape: DeltaShape) -> str:
-    """The type of states with --mamba-ssm-cache-dtype and --mamba-cache-dtype left out:
+    """Return the type of states with --mamba-ssm-cache-dtype and --mamba-cache-dtype left out:
     `Qwen3_5ForConditionalGenerationConfig` and `_mamba_state_dtype` of 0.24.0 and 0.33.0. Qwen3.5's
-    config.json say float32, as far as they are known. Raises BadProblem for an unknown one.
+    config.json say float32, as far as they are known. Raises BadProblem for an unknown type.
     """
     if shape.architecture.startswith("Qwen3_5"):
         return check_state_dtype(shape.mamba_ssm_dtype or "float32")

@@ -1,8 +1,8 @@
 """Bind vLLM's kernels of gated delta nets as its own launchers launch them.
 
 `chunk_gated_delta_rule` (ops/chunk.py) decides which launchers run, and `GatedDeltaNetAttention`
-what the tensors are: contiguous rows of all prompts of a batch, with q and k of length 1. Prompts
-are followed that begin here, from states of zeros.
+the layout of tensors: contiguous rows of all prompts of a batch, with q and k of length 1. The
+launchers are followed for prompts that begin here, from states of zeros.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _KEYS, _VALUES = 64, 32  # of a problem that tells the dimensions of states apar
 
 @dataclass(frozen=True)
 class VLLMDeltaKernels(VLLMScanKernels):
-    """The kernels of one version of vLLM."""
+    """The kernels of a version of vLLM."""
 
     def _known(self, target: Target) -> Mapping[str, object]:
         return {**fla_answers(target), **chunk_lists(self._given)}
 
     def shape_of_states(self) -> tuple[int, ...]:
-        """How the states of a head with _KEYS and _VALUES numbers lie."""
+        """Return the shape of the states of a head with _KEYS and _VALUES numbers."""
         problem = GatedDelta(1, 1, _KEYS, _VALUES, chain=SOURCES.chain)
         point, tile = Point(1, DeltaKernel.STATES, problem.chunk_size), {"BV": _VALUES}
         call = self._kernel_of(point.part).calls[0]
@@ -40,8 +40,8 @@ class VLLMDeltaKernels(VLLMScanKernels):
 
 
 def lift_gated_delta(engine: VLLM, platform: str) -> VLLMDeltaKernels:
-    """The kernels of one copy of vLLM. Raises UnsupportedKernel also for 0.15.1, whose states lie
-    otherwise.
+    """Return the kernels of a copy of vLLM. Raises UnsupportedKernel also for 0.15.1, whose states
+    lie otherwise.
     """
     found = VLLMDeltaKernels.of(engine, SOURCES, NAME, platform)
     shape = found.shape_of_states()

@@ -1,8 +1,9 @@
-"""The plugin that gives tuned kernels to a running vLLM.
+"""Give tuned kernels to a running vLLM, as its plugin.
 
-vLLM calls `register` once in each of its processes (entry point group `vllm.general_plugins`). It
+vLLM calls `register` once in each of its processes (entry point group `vllm.general_plugins`). This
 imports nothing of vLLM, torch or Triton: modules of kernels are hooked when a process that runs a
-model imports them. A function of a plugin that raises stops the server, so this one catches all.
+model imports them. A plugin's function that raises stops the server, so `register` catches all
+exceptions.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ def _register() -> None:
 
 
 def left_alone(environ: Mapping[str, str]) -> str:
-    """Why no kernel is hooked in a server with this environment; empty if kernels are.
+    """Return why no kernel is hooked in a server with this environment; empty if kernels are.
 
-    Such a server wants one choice for all lengths, or the first of each list.
+    Such a server wants the same choice for all lengths, or the first of each list.
     """
     wishes = {
         "VLLM_BATCH_INVARIANT": environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"),

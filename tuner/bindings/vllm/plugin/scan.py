@@ -1,4 +1,4 @@
-"""Hooks vLLM's kernels of chunked scans: `tuner/families/scans/serve.py`."""
+"""Hook vLLM's kernels of chunked scans: `tuner/families/scans/serve.py`."""
 
 from __future__ import annotations
 

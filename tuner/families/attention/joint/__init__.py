@@ -1,1 +1,1 @@
-"""Decode's two kernels and its number of KV splits, chosen together."""
+"""Choose decode's two kernels and its number of KV splits together."""

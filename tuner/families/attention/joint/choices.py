@@ -1,10 +1,9 @@
-"""What decode can run for one number of sequences, how long that takes, and which choice is chosen.
+"""Time and choose the configurations that decode can run for a number of sequences.
 
 Inside a CUDA graph the engine knows the number of sequences and nothing more. So the constants of
-both kernels and the room for splits are fixed for it. The number of splits follows the length.
-
-A choice replaces the engine's own rule and constants only if both kernels together are faster over
-all lengths by more than the noise, and at no length slower by more than the noise.
+both kernels and the room for splits are fixed for that number. The number of splits follows the
+length. A choice replaces the engine's own rule and constants only if both kernels together are
+faster over all lengths by more than the noise, and at no length slower by more than the noise.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PARTS = (AttentionPart.DECODE, AttentionPart.REDUCE)
 
 @dataclass(frozen=True)
 class JointBuckets:
-    """The points of one number of sequences: a point of each kernel for each length."""
+    """The points of a number of sequences: a point of each kernel for each length."""
 
     decode: Bucket
     reduce: Bucket
@@ -37,7 +36,7 @@ class JointBuckets:
 
     @property
     def lengths(self) -> int:
-        """How many lengths there are."""
+        """Return the number of lengths."""
         return len(self.decode.points)
 
     def points(self, part: AttentionPart) -> tuple[Point, ...]:
@@ -45,7 +44,7 @@ class JointBuckets:
 
 
 def sizes_of(buckets: Sequence[Bucket]) -> list[JointBuckets]:
-    """The buckets of decode's two kernels, put together."""
+    """Pair the buckets of decode's two kernels."""
     by_part = {part: [b for b in buckets if b.part is part] for part in PARTS}
     pairs = zip(by_part[AttentionPart.DECODE], by_part[AttentionPart.REDUCE], strict=True)
     return [JointBuckets(decode, reduce) for decode, reduce in pairs]
@@ -53,7 +52,7 @@ def sizes_of(buckets: Sequence[Bucket]) -> list[JointBuckets]:
 
 @dataclass(frozen=True, order=True)
 class JointChoice:
-    """The configurations of one number of sequences."""
+    """The configurations of a number of sequences."""
 
     cost: float  # the weighted mean of the time divided by the engine's, over the lengths
     room: int
@@ -62,17 +61,20 @@ class JointChoice:
     us: tuple[float, ...]  # of both kernels together, for each length
 
     def config(self, part: AttentionPart, length: int) -> Config:
-        """The configuration of a kernel at a length, by the length's position."""
+        """Return the configuration of a kernel at a length, by the length's position."""
         return with_splits(self.constants[PARTS.index(part)], self.splits[length], self.room)
 
 
 class Times:
-    """The known times of one number of sequences."""
+    """The known times of a number of sequences."""
 
     def __init__(
         self, sizes: JointBuckets, us: Mapping[Candidate, float], own: Mapping[Point, Config]
     ) -> None:
-        """`us`: microseconds by candidate; `own`: the engine's configuration of each point."""
+        """Sort the times.
+
+        `us`: microseconds by candidate; `own`: the engine's configuration of each point.
+        """
         self._sizes = sizes
         self._own = own
         self._by_candidate = us
@@ -93,11 +95,12 @@ class Times:
 
     @cached_property
     def engines(self) -> JointChoice | None:
-        """The engine's own rule and constants; None if a time is missing."""
+        """Return the engine's own rule and constants; None if a time is missing."""
         return self.choice_of(self._own)
 
     def choice_of(self, configs: Mapping[Point, Config]) -> JointChoice | None:
-        """The choice that these configurations are; None if they are none, or if a time is missing.
+        """Return the choice that these configurations make; None if they make no choice, or if a
+        time is missing.
 
         `configs` may have points of other numbers of sequences.
         """
@@ -118,7 +121,7 @@ class Times:
         return self._together(self._own)
 
     def _together(self, configs: Mapping[Point, Config]) -> tuple[float, ...] | None:
-        """Microseconds of both kernels for each length; None if one has no time."""
+        """Return the microseconds of both kernels for each length; None if a kernel has no time."""
         found = []
         for points in zip(*(self._sizes.points(part) for part in PARTS), strict=True):
             here = (Candidate(point, configs[point]) for point in points if point in configs)
@@ -129,8 +132,8 @@ class Times:
         return tuple(found)
 
     def choices(self, slack: float = float("inf")) -> list[JointChoice]:
-        """All choices whose times are known, the fastest first. A choice that is slower than the
-        engine's own at any length by more than `slack` (a share) is left out.
+        """Return all choices whose times are known, the fastest first, without choices that are
+        slower than the engine's own at any length by more than `slack` (a share).
         """
         found = (
             choice
@@ -142,14 +145,18 @@ class Times:
         return sorted(choice for choice in found if self.no_slower(choice, slack))
 
     def no_slower(self, choice: JointChoice, slack: float) -> bool:
-        """Whether a choice is slower than the engine's own at no length by more than `slack`."""
+        """Say whether a choice is at no length slower than the engine's own by more than
+        `slack`.
+        """
         own = self._own_us
         return own is None or all(
             us <= most * (1 + slack) for us, most in zip(choice.us, own, strict=True)
         )
 
     def _choice(self, room: int, constants: tuple[Config, Config]) -> JointChoice | None:
-        """The choice with the fastest number of splits at each length; None if one has no time."""
+        """Return the choice with the fastest number of splits at each length; None if a length has
+        no time.
+        """
         best = []
         for decode, reduce in zip(*self._us[room], strict=True):
             first, second = decode[constants[0]], reduce[constants[1]]
@@ -162,31 +169,33 @@ class Times:
         return JointChoice(self.cost(us), room, splits, constants, us)
 
     def cost(self, us: Sequence[float]) -> float:
-        """The weighted mean of the times in units of the engine's own, or in microseconds."""
+        """Return the weighted mean of the times in units of the engine's own, or in
+        microseconds.
+        """
         return self._sizes.decode.cost(us, self._own_us or [None] * len(us))
 
 
 def _common(lengths: Sequence[Mapping[Config, object]]) -> Iterator[Config]:
-    """The constants that have times at every length."""
+    """Return the constants that have times at every length."""
     first, *others = lengths
     return (config for config in first if all(config in other for other in others))
 
 
-# Choices for each number of sequences, besides the engine's own, the stored and the chosen one.
+# Choices for each number of sequences, besides the engine's own, the stored and the chosen.
 FINALISTS = 5
 
 
 @dataclass(frozen=True)
 class JointChooser:
-    """`choose` and `finalists` for one run."""
+    """`choose` and `finalists` for a run."""
 
     sizes: Sequence[JointBuckets]
     own: Mapping[Point, Config]  # the engine's constants and rule
     noise: float  # relative; a smaller gain does not count
-    previous: Mapping[Point, Config] | None = None  # what the store had when the run began
+    previous: Mapping[Point, Config] | None = None  # the stored choices when the run began
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
-        """One entry per point. Raises NothingFits if nothing runs at all lengths."""
+        """Return an entry for each point. Raises NothingFits if nothing runs at all lengths."""
         by_candidate = {trial.candidate: trial for trial in trials}
         us = _times(trials)
         return [
@@ -196,7 +205,7 @@ class JointChooser:
         ]
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
-        """The trials of the best choices, the chosen, the stored and the engine's own one."""
+        """Return the trials of the best, the chosen, the stored and the engine's own choices."""
         by_candidate = {trial.candidate: trial for trial in trials}
         chosen = {entry.point: entry.config for entry in entries}
         us = _times(trials)
@@ -243,8 +252,8 @@ class JointChooser:
                 )
 
     def _stored(self, times: Times, choices: Sequence[JointChoice]) -> JointChoice | None:
-        """The choice that the store has, unless another one is faster by more than the noise or the
-        engine's own is faster at all.
+        """Return the stored choice, unless another is faster by more than the noise or the engine's
+        own is faster at all.
         """
         stored, own = times.choice_of(self.previous or {}), times.engines
         if stored is None or stored == own or not times.no_slower(stored, self.noise):
@@ -278,7 +287,7 @@ def _reason(
 
 
 def _reduction_share(choice: JointChoice, length: int, trial: Trial) -> str:
-    """A remark where the reduction takes more time than the first kernel."""
+    """Return a remark if the reduction takes more time than the first kernel; else ""."""
     us = trial.measurement.median_us
     if (
         trial.candidate.point.part is not AttentionPart.REDUCE

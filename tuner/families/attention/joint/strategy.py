@@ -1,9 +1,9 @@
-"""Which configurations of decode are tried, where the number of KV splits is one of the choices.
+"""Propose decode's configurations to try, if the number of KV splits is to be chosen too.
 
 1. With the engine's own constants, all worthwhile numbers of splits at each point.
 2. For each number of sequences, the best room and numbers are kept. The second kernel's constants
-   are all tried there. An inner strategy proposes the first kernel's constants, each of which is
-   tried with the numbers that are kept, with half of each and with twice as many.
+   are all tried with them. An inner strategy proposes the first kernel's constants, which are all
+   tried with the kept numbers, with half of each and with twice as many.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Pairs = Mapping[Point, Sequence[tuple[int, int]]]  # (splits, room) to try at ea
 
 
 class JointStrategy:
-    """See above. The inner strategy proposes for the representative of each `JointBuckets`. It is
-    told the time of both kernels together, summed up over the lengths.
+    """The two steps of this module. The inner strategy proposes for the representative of each
+    `JointBuckets`. It is told the time of both kernels together, summed up over the lengths.
     """
 
     def __init__(
@@ -34,7 +34,9 @@ class JointStrategy:
         pairs: Pairs,
         reductions: Sequence[Config],
     ) -> None:
-        """`own`: the engine's configuration of each point. `pairs`: by the first kernel's points.
+        """Wait for the first `ask`.
+
+        `own`: the engine's configuration of each point. `pairs`: by the first kernel's points.
         `reductions`: the second kernel's constants.
         """
         self._inner, self._own, self._pairs = inner, own, pairs
@@ -62,7 +64,9 @@ class JointStrategy:
         self._pass_on()
 
     def _numbers(self, sizes: JointBuckets) -> Iterator[Candidate]:
-        """Step 1: the engine's own configuration, and its constants with other splits."""
+        """Yield the candidates of step 1: the engine's own configuration, and its constants with
+        other splits.
+        """
         for part in (AttentionPart.DECODE, AttentionPart.REDUCE):
             for first, point in zip(sizes.decode.points, sizes.points(part), strict=True):
                 own = self._own[point]
@@ -71,7 +75,9 @@ class JointStrategy:
                     yield Candidate(point, with_splits(constants_of(own), splits, room))
 
     def _best(self, sizes: JointBuckets) -> JointChoice:
-        """The best of step 1. Where the engine's own constants cannot run, the most splits."""
+        """Return the best choice of step 1; the most splits if the engine's own constants cannot
+        run.
+        """
         choices = Times(sizes, self._timed(self._first), self._own).choices()
         if choices:
             return choices[0]
@@ -98,7 +104,9 @@ class JointStrategy:
         return [splits for splits, at in self._pairs[point] if at == room]
 
     def _proposed(self) -> list[Candidate]:
-        """The inner strategy's proposals at all lengths, until one of them has to be tried."""
+        """Return the inner strategy's proposals at all lengths, until some of them have to be
+        tried.
+        """
         asked: list[Candidate] = []
         while not asked and (proposals := self._inner.ask()):
             for proposal in proposals:
@@ -123,7 +131,9 @@ class JointStrategy:
                 self._inner.tell(proposal, self._together(proposal, wanted))
 
     def _together(self, proposal: Candidate, wanted: Sequence[Candidate]) -> Measurement:
-        """The cost of the first kernel's constants, beside the engine's own second kernel."""
+        """Return the cost of the first kernel's constants, beside the engine's own second
+        kernel.
+        """
         sizes = self._sizes[proposal.point]
         beside = (
             c

@@ -1,6 +1,6 @@
-"""Workloads: the batches that attention is tuned for, as points with weights.
+"""Read workloads: the batches that attention is tuned for, as points with weights.
 
-A workload is a TOML file. The ones for the named uses lie beside this module.
+A workload is a TOML file. The files of the named uses lie beside this module.
 
     [[point]]
     batch_size = 4        # sequences
@@ -48,15 +48,15 @@ class WorkPoint:
 
 @dataclass(frozen=True)
 class Workload:
-    """The batches of a use, for all phases or for one."""
+    """The batches of a use, for all phases or for one phase."""
 
     name: str  # the use, or the file
     points: tuple[WorkPoint, ...]
 
     def of(self, phase: AttentionPhase) -> Workload:
-        """The points of a phase. Prefill has extend's points without cached tokens.
+        """Return the points of a phase. Prefill has extend's points without cached tokens.
 
-        Raises MalformedWorkload if there are none.
+        Raises MalformedWorkload if there are no such points.
         """
         points = tuple(p for p in self.points if p.decodes == (phase is AttentionPhase.DECODE))
         if phase is AttentionPhase.PREFILL:
@@ -66,7 +66,7 @@ class Workload:
         return Workload(self.name, points)
 
     def for_problem(self, problem: Attention) -> Workload:
-        """The points at which an engine runs the problem.
+        """Return the points at which an engine runs the problem.
 
         With a sliding window, sglang passes only the window's cached tokens to the kernel. It runs
         latent (MLA) attention with separate keys per head only if nothing is cached. Raises
@@ -83,19 +83,21 @@ class Workload:
 
 
 def usual_workload(phase: AttentionPhase) -> Workload:
-    """The points of the default use at a phase."""
+    """Return the points of the default use at a phase."""
     return default_workload(phase, USUAL)
 
 
 def default_workload(phase: AttentionPhase, use: str) -> Workload:
-    """The points of a use at a phase. Raises MalformedWorkload, which names the nearest use."""
+    """Return the points of a use at a phase. Raises MalformedWorkload, which names the nearest
+    use.
+    """
     if use not in USES:
         raise MalformedWorkload(_unknown(use))
     return _shipped(use).of(phase)
 
 
 def parse_workload(text: str) -> str | Workload:
-    """The name of a use (chat, long-context, offline), or the workload of a TOML file.
+    """Return the name of a use (chat, long-context, offline), or the workload of a TOML file.
 
     Raises MalformedWorkload, which names the nearest use, or the field.
     """
@@ -163,7 +165,7 @@ def _point(values: object, where: str) -> WorkPoint:
 
 
 def _is_unabsorbed(problem: Attention) -> bool:
-    """Whether the shape looks like latent attention before absorption."""
+    """Say whether the shape looks like latent attention before absorption."""
     return problem.group == 1 and problem.Lq != problem.Lv
 
 

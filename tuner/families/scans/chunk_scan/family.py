@@ -1,4 +1,4 @@
-"""The registry entry of the Mamba-2 scans; importing it loads no heavy module."""
+"""Register the Mamba-2 scans; importing this module loads no heavy module."""
 
 from tuner.families.scans.chunk_scan.problem import NAME, ChunkScan, SsdKernel
 from tuner.families.scans.family import scan_family

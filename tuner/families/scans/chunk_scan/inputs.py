@@ -1,4 +1,4 @@
-"""Inputs of the chunked scan, its float32 reference, and the tensors between kernels. Needs torch.
+"""Make the tensors of the chunked scan and its float32 reference. This module imports torch.
 
 All functions take `device` "cpu" or "cuda". T tokens lie in c chunks of s tokens; there are h heads
 of p, g groups and n states. Sequences of a batch have whole chunks, so no chunk has tokens of two.
@@ -22,7 +22,7 @@ _AT_ONCE = 1 << 27  # float32 numbers of an intermediate that the reference make
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a layer is given: its weights, and the rows that its projection and convolution give."""
+    """The inputs of a layer: its weights, and the rows that its projection and convolution give."""
 
     A: Tensor  # (h,) float32, negative
     D: Tensor  # (h,)
@@ -31,7 +31,7 @@ class Prompt:
     projected: Tensor  # (T, 2 * h * p + 2 * g * n + h): its last h numbers are dt
 
     def clone(self) -> Prompt:
-        """The same values elsewhere in memory."""
+        """Return the same values elsewhere in memory."""
         weights = self.A, self.D, self.dt_bias
         return Prompt(*weights, self.rows.clone(), self.projected.clone())
 
@@ -53,7 +53,9 @@ def make_prompt(problem: ChunkScan, point: Point, *, device: str, seed: int) -> 
 
 
 def views(problem: ChunkScan, prompt: Prompt) -> dict[str, Tensor]:
-    """x (T, h, p), B and C (T, g, n), dt (T, h), which are views of the rows, and the weights."""
+    """Return x (T, h, p), B and C (T, g, n) and dt (T, h), which are views of the rows, and the
+    weights.
+    """
     inner, shared = problem.heads * problem.head_dim, problem.groups * problem.state_size
     x, B, C = prompt.rows.split([inner, shared, shared], dim=1)
     grouped = (problem.groups, problem.state_size)
@@ -67,8 +69,9 @@ def views(problem: ChunkScan, prompt: Prompt) -> dict[str, Tensor]:
 
 
 def layout(problem: ChunkScan, point: Point, device: str) -> dict[str, Tensor]:
-    """Which tokens and chunks are whose, int32: token_sequence (T), sequence_ends (sequences + 1),
-    chunk_sequence (c), chunk_ends (c + 1), last_chunks and final_slots (sequences).
+    """Return the positions of tokens and chunks, int32: token_sequence (T), sequence_ends
+    (sequences + 1), chunk_sequence (c), chunk_ends (c + 1), last_chunks and final_slots
+    (sequences).
     """
     sequences, tokens = point.batch_size, point.new_tokens
     each = chunks_of(problem, tokens)
@@ -85,7 +88,7 @@ def layout(problem: ChunkScan, point: Point, device: str) -> dict[str, Tensor]:
 
 
 def outputs(problem: ChunkScan, point: Point, device: str) -> dict[str, Tensor]:
-    """Empty tensors for all that the kernels of the chain write; see `ScanLaunch`."""
+    """Return empty tensors for all outputs of the chain's kernels; see `ScanLaunch`."""
     tokens, c = tokens_of(point), chunks_of(problem, tokens_of(point))
     h, p, n, s = problem.heads, problem.head_dim, problem.state_size, problem.chunk_size
     kept = getattr(torch, problem.state_dtype)
@@ -108,10 +111,10 @@ def outputs(problem: ChunkScan, point: Point, device: str) -> dict[str, Tensor]:
 def reference(
     problem: ChunkScan, point: Point, prompt: Prompt, *, passes_before: bool
 ) -> dict[str, Tensor]:
-    """What each tensor of `outputs` should hold, float32.
+    """Return the values that each tensor of `outputs` should hold, float32.
 
-    `passes_before`: `passed` has the states before each chunk, as they are when the chunk before it
-    ends, whosever that one is.
+    `passes_before`: `passed` has the states before each chunk, which are the states at the end of
+    the chunk before it, even if that chunk is of another sequence.
     """
     h, s, g = problem.heads, problem.chunk_size, problem.groups
     tokens = tokens_of(point)
@@ -160,26 +163,26 @@ def reference(
 
 
 def _chunked(part: Tensor, chunks: int, size: int) -> Tensor:
-    """(T, ..) as (c, s, ..), with zeros behind the last token."""
+    """Return (T, ..) as (c, s, ..), with zeros behind the last token."""
     missing = chunks * size - len(part)
     whole = torch.cat([part, part.new_zeros(missing, *part.shape[1:])]) if missing else part
     return whole.unflatten(0, (chunks, size))
 
 
 def _grouped(values: Tensor, groups: int) -> Tensor:
-    """(h, c, s) as (c, s, g, h / g)."""
+    """Return (h, c, s) as (c, s, g, h / g)."""
     return values.permute(1, 2, 0).unflatten(2, (groups, -1))
 
 
 def _decays(rising: Tensor) -> Tensor:
-    """exp(sum[m] - sum[k]) for k <= m, else 0: (c, s, g, r) to (c, g, r, m, k)."""
+    """Return exp(sum[m] - sum[k]) for k <= m, else 0: (c, s, g, r) to (c, g, r, m, k)."""
     sums = rising.permute(0, 2, 3, 1)
     apart = sums[..., :, None] - sums[..., None, :]
     return torch.tril(apart.clamp_(max=0.0).exp_())
 
 
 def _pass(states: Tensor, decay: Tensor, each: int) -> Tensor:
-    """The states after each chunk; `each` chunks are a sequence. decay: (h, c)."""
+    """Return the states after each chunk; `each` chunks are a sequence. decay: (h, c)."""
     after = torch.empty_like(states)
     for c in range(len(states)):
         after[c] = states[c]

@@ -1,6 +1,6 @@
-"""The chain of kernels that scans the prompts of a Mamba-2 layer.
+"""Define the chain of kernels that scans the prompts of a Mamba-2 layer.
 
-sglang's and vLLM's kernels have one origin, and kept its names.
+sglang's and vLLM's kernels have the same origin and kept its names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tuner.kernels.stand_ins import SHORT_NAMES, Element, TensorSpec
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 
-# The values in the lists of sglang 0.5.23 and vLLM 0.33.0, and those between and beside them.
+# The values in the lists of sglang 0.5.23 and vLLM 0.33.0, and values between and beside them.
 _TILE = {
     "BLOCK_SIZE_M": (16, 32, 64, 128),
     "BLOCK_SIZE_N": (16, 32, 64, 128, 256),
@@ -44,7 +44,7 @@ _BYTES, _WIDE = 2, 4  # of 16-bit numbers, and of float32
 
 
 def racy(config: Config, target: Target) -> bool:
-    """Whether the products of the scan may race: on sm_90, whole warpgroups with stages that
+    """Say whether the products of the scan may race: on sm_90, whole warpgroups with stages that
     overlap. wgmma has an operand in registers, which the next iteration overwrites (vLLM 0.33.0,
     `_drop_racy_wgmma_configs` in model_executor/layers/mamba/ops/ssd_chunk_scan.py).
     """
@@ -88,7 +88,7 @@ def _states(p: ChunkScan, chunks: int) -> int:
 
 
 def _kept(p: ChunkScan, chunks: int) -> int:
-    """Bytes of the states that are passed on."""
+    """Return the bytes of the states that are passed on."""
     return _states(p, chunks) * (_WIDE if p.state_dtype == "float32" else _BYTES)
 
 
@@ -194,12 +194,12 @@ _KERNELS: TunedKernels = {
 
 
 def operands(problem: ChunkScan, point: Point, call: Call) -> dict[str, Any]:
-    """The arguments that launchers of all engines have, by their names.
+    """Return the arguments that launchers of all engines have, by their names.
 
     With T tokens in c chunks of s tokens, h heads of p, g groups and n states: x and out (T, h, p),
     dt (T, h), B and C (T, g, n) are parts of the rows that a layer's convolution and projection
-    give; A, D and dt_bias (h); dt_out and dA_cumsum (h, c, s), states (c, h, p, n) and CB
-    (c, g, s, s) float32; passed (c, h, p, n); final (sequences, h, p, n); last (h, p, n).
+    give; A, D and dt_bias (h); dt_out and dA_cumsum (h, c, s), states (c, h, p, n) and CB (c, g, s,
+    s) float32; passed (c, h, p, n); final (sequences, h, p, n); last (h, p, n).
     """
     tokens, chunks = tokens_of(point), chunks_of(problem, tokens_of(point))
     h, p, n = problem.heads, problem.head_dim, problem.state_size

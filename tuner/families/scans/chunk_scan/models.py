@@ -1,4 +1,4 @@
-"""Find the chunked scan of one rank of a model."""
+"""Find the chunked scan of a rank of a model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tuner.models.serving import Resolved, Serving
 
 
 def reads(text: str, engine: str = "") -> bool:
-    """No engine names a file of these kernels in its log."""
+    """Return False: no engine names a file of these kernels in its log."""
     return False
 
 
 def problems(model: Model, serving: Serving) -> Resolved:
-    """The problem of one rank.
+    """Return the problem of a rank.
 
     Raises MalformedCheckpoint, IndivisibleShape, UnsupportedFamily or BadProblem.
     """

@@ -1,4 +1,4 @@
-"""The scan of a Mamba-2 layer over prompts (SSD) as a problem.
+"""Describe the scan of a Mamba-2 layer over prompts (SSD) as a problem.
 
 A prompt is cut into chunks. With x of `head_dim` numbers, B and C of `state_size`, and a running
 sum `s` of A * dt within a chunk, all by head:

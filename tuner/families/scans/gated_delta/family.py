@@ -1,4 +1,4 @@
-"""The registry entry of gated delta nets; importing it loads no heavy module."""
+"""Register gated delta nets; importing this module loads no heavy module."""
 
 from tuner.families.scans.family import scan_family
 from tuner.families.scans.gated_delta.problem import NAME, DeltaKernel, GatedDelta

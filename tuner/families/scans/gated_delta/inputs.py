@@ -1,4 +1,4 @@
-"""Inputs of a gated delta net's scan, its float32 reference, and the tensors between kernels.
+"""Make the tensors of a gated delta net's scan and its float32 reference.
 
 All functions take `device` "cpu" or "cuda". T tokens lie in c chunks of s tokens; there are h value
 heads of v numbers and g key heads of n. Only the last chunk of a sequence may have fewer tokens.
@@ -22,7 +22,7 @@ _EPSILON = 1e-6  # of the lengths of q and k
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the chain is given."""
+    """The inputs of the chain."""
 
     q: Tensor  # (T, g, n)
     k: Tensor  # (T, g, n)
@@ -31,7 +31,7 @@ class Prompt:
     beta: Tensor  # (T, h) float32, from 0 to 1
 
     def clone(self) -> Prompt:
-        """The same values elsewhere in memory."""
+        """Return the same values elsewhere in memory."""
         return replace(self, **{name: value.clone() for name, value in vars(self).items()})
 
 
@@ -58,14 +58,14 @@ def make_prompt(problem: GatedDelta, point: Point, *, device: str, seed: int) ->
 
 
 def views(problem: GatedDelta, prompt: Prompt) -> dict[str, Tensor]:
-    """The prompt's tensors by their names."""
+    """Return the prompt's tensors by their names."""
     return dict(vars(prompt))
 
 
 def layout(problem: GatedDelta, point: Point, device: str) -> dict[str, Tensor]:
-    """Which tokens and chunks are whose, int32: sequence_ends and chunk_offsets (sequences + 1),
-    chunk_indices (c, 2), slots (sequences). For a chain that does not write over them, also the
-    first states, `initial` (sequences, h, v, n).
+    """Return the positions of tokens and chunks, int32: sequence_ends and chunk_offsets (sequences
+    + 1), chunk_indices (c, 2), slots (sequences). For a chain that does not write over the first
+    states, also these, `initial` (sequences, h, v, n).
     """
     each = chunks_of(problem, point.new_tokens)
     numbers = torch.arange(point.batch_size + 1, device=device, dtype=torch.int32)
@@ -87,7 +87,7 @@ def _states(problem: GatedDelta, point: Point) -> tuple[int, ...]:
 
 
 def outputs(problem: GatedDelta, point: Point, device: str) -> dict[str, Tensor]:
-    """Empty tensors for all that the kernels of the chain write; see `kernels.operands`."""
+    """Return empty tensors for all outputs of the chain's kernels; see `kernels.operands`."""
     tokens, c = tokens_of(point), all_chunks(problem, point)
     heads, n, v = problem.value_heads, problem.key_dim, problem.value_dim
     dtype = getattr(torch, problem.dtype.value)
@@ -126,23 +126,25 @@ class _Chunks:
         return cls(point.batch_size, each, problem.chunk_size, tokens_of(point))
 
     def cut(self, rows: Tensor, width: int) -> Tensor:
-        """(T, heads * width) as (sequences, c, heads, s, width), with zeros behind the last."""
+        """Return (T, heads * width) as (sequences, c, heads, s, width), with zeros behind the
+        last.
+        """
         missing = self.sequences * self.each * self.size - self.tokens
         flat = pad(rows.flatten(1), (0, 0, 0, missing))
         return flat.view(self.sequences, self.each, self.size, -1, width).transpose(2, 3)
 
     def empty(self, heads: int, width: int, device: torch.device) -> Tensor:
-        """Float32 numbers of all tokens, cut."""
+        """Return uninitialised float32 numbers for all tokens, cut."""
         return torch.empty((self.sequences, self.each, heads, self.size, width), device=device)
 
     def join(self, parts: Tensor) -> Tensor:
-        """What was cut as (T, heads, width)."""
+        """Return cut tokens as (T, heads, width)."""
         return parts.transpose(2, 3).flatten(0, 2)[: self.tokens]
 
 
 def reference(problem: GatedDelta, point: Point, prompt: Prompt) -> dict[str, Tensor]:
-    """What each tensor of `outputs` should hold, float32: the states before each chunk in `h`, and
-    those at the ends of the sequences in `pool`.
+    """Return the values that each tensor of `outputs` should hold, float32: the states before each
+    chunk in `h`, and the states at the ends of the sequences in `pool`.
     """
     chunks, size, device = _Chunks.of(problem, point), problem.chunk_size, prompt.v.device
     heads, v, n = problem.value_heads, problem.value_dim, problem.key_dim
@@ -178,11 +180,11 @@ def reference(problem: GatedDelta, point: Point, prompt: Prompt) -> dict[str, Te
 
 
 def _unit(rows: Tensor) -> Tensor:
-    """Rows with length 1."""
+    """Return the rows, scaled to length 1."""
     return rows * (rows.square().sum(-1, keepdim=True) + _EPSILON).rsqrt()
 
 
 def _inverse_of(below: Tensor) -> Tensor:
-    """The inverse of 1 + a matrix that is zero on and above its diagonal."""
+    """Return the inverse of 1 + a matrix that is zero on and above its diagonal."""
     one = torch.eye(below.shape[-1], device=below.device).expand_as(below)
     return torch.linalg.solve_triangular(one + below, one, upper=False, unitriangular=True)

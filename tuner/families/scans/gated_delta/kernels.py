@@ -1,6 +1,6 @@
-"""The chains of kernels that scan the prompts of a gated delta net, as sglang and vLLM have them.
+"""Define the chains of kernels that scan the prompts of a gated delta net in sglang and vLLM.
 
-A launch shows how long it is by the list of its chunks, or by the states that it writes.
+A launch shows its length by the list of its chunks, or by the states that it writes.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _FIRST_TILES = ((64, 64), (128, 64), (64, 128), (128, 128))
 
 
 def wide(config: Config, target: Target) -> bool:
-    """Whether a kernel has more warps than the engines let it have on sm_90: `NUM_WARPS` in
+    """Say whether a kernel has more warps than the engines let it have on sm_90: `NUM_WARPS` in
     chunk_delta_h.py and chunk_o.py of sglang 0.5.23 and vLLM 0.33.0.
     """
     return target.is_sm(90) and config["num_warps"] > 4
 
 
 def broken(config: Config, target: Target) -> bool:
-    """Whether its tiles are narrow for a whole warpgroup: with 8 of 42 such configurations, Triton
-    3.6.0 wrote wrong results or read where nothing is (an H100).
+    """Say whether a configuration's tiles are narrow for a whole warpgroup: with 8 of 42 such
+    configurations, Triton 3.6.0 wrote wrong results or read outside of its tensors (an H100).
     """
     narrow = 32 in (config["BK"], config["BV"])
     return target.is_sm(90) and narrow and config["num_warps"] >= 4
@@ -113,12 +113,12 @@ def _values(p: GatedDelta) -> int:
 
 
 def _by_head(p: GatedDelta, tokens: int) -> int:
-    """Bytes of T: a row of a chunk for each token and head."""
+    """Return the bytes of T: a row of a chunk for each token and head."""
     return tokens * p.value_heads * p.chunk_size * _BYTES
 
 
 def _weights(p: GatedDelta, tokens: int) -> int:
-    """Bytes of w and u."""
+    """Return the bytes of w and u."""
     return tokens * (p.value_heads * p.key_dim + _values(p)) * _BYTES
 
 
@@ -272,7 +272,7 @@ _KERNELS: TunedKernels = {
 
 
 def operands(problem: GatedDelta, point: Point, call: Call) -> dict[str, Any]:
-    """The arguments that launchers have, by their names. All prompts are one row of tokens.
+    """Return the arguments that launchers have, by their names. All prompts are one row of tokens.
 
     With T tokens in c chunks of s tokens, h value heads of v and g key heads of n numbers: q, k and
     their normal forms (T, g, n); v, u, v_new and out (T, h, v); g, g_sum and beta (T, h) float32;

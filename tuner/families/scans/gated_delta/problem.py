@@ -1,4 +1,4 @@
-"""The scan of a gated delta net's layer over prompts as a problem.
+"""Describe the scan of a gated delta net's layer over prompts as a problem.
 
 A prompt is cut into chunks. With q and k of length 1 and `key_dim` numbers, v of `value_dim`, a
 rate beta, and `s`, the running sum of the gates' logarithms within a chunk, all by value head:
@@ -47,14 +47,14 @@ CHAINS = {
     "fused": (DeltaKernel.NORM, DeltaKernel.GATES, DeltaKernel.SOLVE, *_REST),
     "split": (DeltaKernel.GATES, DeltaKernel.PRODUCTS, DeltaKernel.INVERSE, *_REST),
 }
-_FUSED = "fused"  # where a problem names no chain
+_FUSED = "fused"  # the chain of a problem that names none
 
 
 @dataclass(frozen=True)
 class GatedDelta(ScanSizes):
     """The scan as one rank runs it. Raises BadProblem for impossible sizes."""
 
-    key_heads: int  # of this rank; the value heads of one share q and k
+    key_heads: int  # of this rank; the value heads of a key head share q and k
     value_heads: int  # of this rank
     key_dim: int
     value_dim: int
@@ -79,5 +79,5 @@ class GatedDelta(ScanSizes):
 
     @property
     def parts(self) -> tuple[DeltaKernel, ...]:
-        """The kernels of its chain, in the order in which they run."""
+        """Return the kernels of the problem's chain, in the order in which they run."""
         return CHAINS[self.chain]
