@@ -1,8 +1,8 @@
 """Count for Prometheus, read the store's figures, and serve the endpoints that show both.
 
 These metrics are in `REGISTRY`, which also has the metrics of the process, the interpreter and its
-garbage collector; an application of the API counts in a registry of its own.
-The help text of each metric says what it counts.
+garbage collector; an application of the API counts in a registry of its own. The help text of each
+metric says what it is.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from tuner.cli.commands import app
 from tuner.cli.help import OPTION_NAMES
 
 GROUP = typer.main.get_command(app)
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+WRITTEN = [page for page in (ROOT / "docs").glob("*.md") if page.name != "commands.md"]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(WRITTEN)]
 _CODE = re.compile(r"^```.*?\n(.*?)^```|^    (.+?)$|`([^`]+)`", re.DOTALL | re.MULTILINE)
 # The user and the database of PostgreSQL are called `tuner` as well.
 _LINE = re.compile(r"(?:^|(?<!name)[\s$(/])tuner (?!tuner)([^\n|#>;&]*)", re.MULTILINE)

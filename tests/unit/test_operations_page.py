@@ -1,9 +1,13 @@
-"""The figures of docs/operations.md are those of the last runs of its commands."""
+"""docs/operations.md has the figures of the last runs of its commands, and each setting."""
+
+from __future__ import annotations
 
 import json
 import re
 
 from cases import ROOT
+
+from api.settings import read_api_settings
 
 PAGE = (ROOT / "docs" / "operations.md").read_text()
 RESULTS = ROOT / "benchmarks" / "results"
@@ -36,3 +40,17 @@ def test_the_table_of_chaos_tests():
     for what, *cells in shown:
         for cell, figures in zip(cells, stores, strict=True):
             assert cell in figures[what]
+
+
+def test_each_setting_of_the_service_is_listed():
+    asked = set()
+
+    class Environ(dict[str, str]):
+        def get(self, name: str, default: str | None = None) -> str | None:
+            asked.add(name)
+            return default
+
+    read_api_settings(Environ())
+    section = PAGE.partition("\n## Settings\n")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"`(TUNER_\w+)`", section))
+    assert {name for name in asked if not name.endswith("_FILE")} <= listed
