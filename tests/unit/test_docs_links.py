@@ -1,16 +1,13 @@
 """The documentation: links, and what sources name of pages, lead somewhere."""
 
-import subprocess
-import sys
-
-from docs_pages import ROOT, mistakes
+import pytest
+from docs_pages import ROOT, main, mistakes
 
 
 def test_pages_and_sources_name_what_is_there():
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "docs_pages.py"], capture_output=True, text=True
-    )
-    assert (done.stderr, done.returncode) == ("", 0)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
 
 
 def test_each_kind_of_mistake_is_told(tmp_path):
