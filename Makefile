@@ -55,8 +55,10 @@ demo: install
 	  configs_out/configs/triton_3_6_0/E=256,N=64,device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True_down.json --device L40S
 	@echo "next, for a model and a GPU of yours: $(BIN)/tuner plan qwen3-30b-a3b --device L40S"
 
-# The documentation's site, in build/site. A broken link is an error.
+# The documentation's site, in build/site: build/site/start.html. A broken link is an error, and so is
+# a name of a page or a heading, anywhere in the sources, that is not there.
 docs: $(VENV)/.installed-docs
+	$(BIN)/python tests/docs_pages.py
 	$(BIN)/zensical build --strict --clean
 
 # What to run before a commit: no engine is needed, and two idle cores take less than a minute.
@@ -121,8 +123,8 @@ audit: $(LOCK)/.installed
 # operations on a queue go on for five minutes; for longer: `make chaos QUEUE='--seconds 3600'`.
 chaos: install $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/chaos_queue.py $(QUEUE)
-	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json --docs docs/operations.md $(CHAOS)
-	$(BIN)/python benchmarks/chaos.py --store sqlite --json benchmarks/results/chaos-sqlite.json --docs docs/operations.md
+	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json $(CHAOS)
+	$(BIN)/python benchmarks/chaos.py --store sqlite --json benchmarks/results/chaos-sqlite.json
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -8,7 +8,7 @@ loses all it has, the clients' keys are replaced, the queue's clock goes an hour
 the database's disk is full for a minute. With --store sqlite, a server with a worker of its own and
 a second worker share a file with commands that come and go without a pause, and all of them are
 ended by SIGKILL and SIGTERM. Harm waits until the service has worked since the last harm, so a slow
-machine makes it slow. Prints the table of docs/operations.md; exit 1 if a promise was broken, 2
+machine makes it slow. Prints a table of the figures; exit 1 if a promise was broken, 2
 where a small disk cannot be mounted (--full-disk 0 does without).
 """
 
@@ -74,7 +74,7 @@ from workers.settings import Settings  # noqa: E402
 POSTING = 0.8  # of the expected time: what is done hits clients' submissions as well as work
 JOBS_A_SECOND = 1.0  # expected, to spread the submissions
 TICK_S = 0.5
-PLACES = ("json", "docs", "logs")  # options that say where figures and logs are written
+PLACES = ("json", "logs")  # options that say where figures and logs are written
 POSTGRES, SQLITE = "postgresql", "sqlite"
 FILE = "tuner.db"
 # All who would watch a dead worker are killed as often: a job may wait until the harm is over.
@@ -240,15 +240,6 @@ def count_finished(jobs: JobStore) -> int | None:
         return None
 
 
-def write_table(page: Path, name: str, table: str) -> None:
-    """Put a table between its marks in a page."""
-    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
-    head, _, rest = page.read_text().partition(begin)
-    _, found, tail = rest.partition(end)
-    assert found, f"{page} has no marks for {name}"
-    page.write_text(f"{head}{begin}{table}\n{end}{tail}")
-
-
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -274,7 +265,6 @@ def read_options() -> argparse.Namespace:
     add("lanes", 2, "on SQLite: how many commands run at a time")
     add("seed", 0)
     parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--docs", type=Path, help="put the table between the marks in this page")
     parser.add_argument("--logs", type=Path, help="keep the processes' logs in this folder")
     if parser.parse_args().store == SQLITE:
         parser.set_defaults(**OF_SQLITE)
@@ -301,9 +291,6 @@ def main() -> int:
         said = {name: value for name, value in vars(options).items() if name not in PLACES}
         figures = {**said, **verdict.rows()}
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
-    if options.docs:
-        name = "figures" if options.store == POSTGRES else f"figures on {options.store}"
-        write_table(options.docs, name, verdict.table())
     for broken in verdict.broken():
         print(f"BROKEN: {broken}", file=sys.stderr)
     return 1 if verdict.broken() else 0

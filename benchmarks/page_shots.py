@@ -24,11 +24,6 @@ from tuner.store.workers import WorkerStore
 DOCS = Path(__file__).parents[1] / "docs"
 DOCS_SIZE = (1200, 900)  # width, and the most of a page's height
 QUALITY = 64
-# The pictures of the documentation.
-SHOWN = (
-    *("coverage", "coverage-dark", "result", "result-dark", "tried", "job", "jobs", "compare"),
-    *("workers", "exports", "bundles", "keys"),
-)
 
 
 def main() -> None:
@@ -52,7 +47,7 @@ def _key(url: str) -> str:
 
 
 def pages(url: str) -> dict[str, str]:
-    """The address of each page, by name."""
+    """Return the address of each page that the documentation shows, by name."""
     with Database.open(url) as store:
         found = JobStore(store).list(limit=100)
         add_workers(WorkerStore(store))  # they were seen just now
@@ -63,34 +58,26 @@ def pages(url: str) -> dict[str, str]:
         "coverage": "/",
         "result": f"/results?problem={problem}&device=NVIDIA_H200",
         "tried": f"/results?problem={problem}&device=NVIDIA_H200&point=20#tried",
-        "jobs": "/jobs",
         "job": f"/jobs/{running}",
         "workers": "/workers",
         "exports": "/exports",
-        "bundles": "/bundles?device=NVIDIA_H200",
         "compare": f"/compare?problem={gemm}",
-        "keys": "/keys",
     }
 
 
 def take_shown(browser: Browser, at: str, key: str, places: dict[str, str]) -> None:
-    """The pictures of the documentation."""
+    """Take the pictures of the documentation."""
     width, height = DOCS_SIZE
-    for dark in (False, True):
-        page = logged_in(browser, at, key, "dark" if dark else "light")
-        page.set_viewport_size({"width": width, "height": height})
-        for name in (name for name in SHOWN if name.endswith("-dark") is dark):
-            opened(page, places[name.removesuffix("-dark")])
-            if name == "bundles":
-                page.check("text=even if files are missing")
-                page.click("text=See what is in it")
-                page.wait_for_load_state("load")
-            shot(page, DOCS / f"pages-{name}.webp", width, height)
+    page = logged_in(browser, at, key)
+    page.set_viewport_size({"width": width, "height": height})
+    for name, path in places.items():
+        opened(page, path)
+        shot(page, DOCS / f"pages-{name}.webp", width, height)
 
 
-def logged_in(browser: Browser, at: str, key: str, scheme: str) -> Page:
+def logged_in(browser: Browser, at: str, key: str) -> Page:
     """A page of somebody who logged in."""
-    page = browser.new_page(base_url=at, color_scheme=scheme)  # type: ignore[arg-type]
+    page = browser.new_page(base_url=at, color_scheme="light")
     page.goto("/login")
     page.fill("#key", key)
     page.click("main button")

@@ -20,8 +20,8 @@ from tuner.draw.shapes import Colour, Drawing, Line, Shape, Text, svg_text
 from tuner.engines.dispatch import what_runs
 from tuner.pictures.rows import rows_of, summary_line
 from tuner.pictures.write import problem_charts, title_of
-from tuner.problems.points import ChartPosition, Config, Point
-from tuner.problems.registry import family_of, parse_problem, read_part
+from tuner.problems.points import Config, Point
+from tuner.problems.registry import parse_problem, read_part
 from tuner.problems.results import Compiled, Entry, Environment, Incumbent, Status, Winner
 from tuner.tuning.gains import with_backends
 
@@ -40,24 +40,16 @@ def main() -> None:
 
 def pictures() -> dict[str, bytes]:
     """The documents' pictures by the names of their files."""
-    found = {name: drawing(report_of(source), titles) for name, source, titles in PICTURES}
-    found["shelf-h100"] = shelf_drawing("NVIDIA_H100_80GB_HBM3", "sglang==0.5.16")
+    report = json.loads((RESULTS / "h200/e256n64int8.json").read_text())  # of `tuner tune --json`
+    found = {
+        "moe-h200": drawing(report),
+        "shelf-h100": shelf_drawing("NVIDIA_H100_80GB_HBM3", "sglang==0.5.16"),
+    }
     return {f"{name}.svg": svg_text(one).encode() for name, one in found.items()}
 
 
-# A picture's name, its report, and which of its charts are drawn; no titles: all.
-PICTURES: list[tuple[str, str, tuple[str, ...]]] = [
-    ("moe-up-h200", "h200/e256n64int8.json", ("up gemm",)),
-    ("moe-h200", "h200/e256n64int8.json", ()),
-    ("decode-h200", "h200/attention_reports.jsonl:4", ()),
-]
-
-
-def drawing(report: Mapping[str, Any], titles: tuple[str, ...]) -> Drawing:
-    card = find_device(report["device"])
-    winners = [
-        winner for winner in winners_of(report) if not titles or place_of(winner).chart in titles
-    ]
+def drawing(report: Mapping[str, Any]) -> Drawing:
+    card, winners = find_device(report["device"]), winners_of(report)
     problem = winners[0].problem
     title = f"{title_of(problem)} on {card.name}"
     engine = report["engine"].replace("==", " ")
@@ -117,19 +109,6 @@ def _moved(shape: Shape, right: float, down: float) -> Shape:
     if isinstance(shape, Line):
         return replace(shape, points=tuple((x + right, y + down) for x, y in shape.points))
     return replace(shape, x=shape.x + right, y=shape.y + down)
-
-
-def place_of(winner: Winner) -> ChartPosition:
-    place: ChartPosition = family_of(winner.problem).place(winner.problem, winner.entry.point)
-    return place
-
-
-def report_of(source: str) -> Mapping[str, Any]:
-    """What `tuner tune --json` printed: FILE of RESULTS, or FILE:LINE of one with several."""
-    name, _, line = source.partition(":")
-    text = (RESULTS / name).read_text()
-    found: Mapping[str, Any] = json.loads(text.splitlines()[int(line) - 1] if line else text)
-    return found
 
 
 def winners_of(report: Mapping[str, Any]) -> list[Winner]:

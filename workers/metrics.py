@@ -1,8 +1,8 @@
 """Count for Prometheus, read the store's figures, and serve the endpoints that show both.
 
 These metrics are in `REGISTRY`, which also has the metrics of the process, the interpreter and its
-garbage collector; an application of the API counts in a registry of its own. docs/operations.md
-lists all of them.
+garbage collector; an application of the API counts in a registry of its own. The help text of each
+metric says what it is.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ log = logging.getLogger("tuner.metrics")
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the number of series, and nobody asks for them
 
+_STORE_UP = "Whether the store answers and has the schema of this version."
 _MINUTE, _HOUR = 60, 3600
 _WAITS = (1, 5, 15, _MINUTE, 300, 900, _HOUR, 4 * _HOUR, 12 * _HOUR, 24 * _HOUR, 72 * _HOUR)
 _DURATIONS = (1, 5, 15, _MINUTE, 300, 900, 1800, _HOUR, 2 * _HOUR, 4 * _HOUR, 8 * _HOUR, 24 * _HOUR)
@@ -199,7 +200,7 @@ class Metrics:
         )
         self.seconds = Histogram(
             "tuner_http_request_seconds",
-            "Until the answer began.",
+            "Time until the answer began.",
             ("method", "route"),
             buckets=_SECONDS,
             registry=self._registry,
@@ -241,11 +242,13 @@ class _Store(Collector):
             self._count_finished()
         except UnusableStore as error:
             log.error("metrics: %s", error)  # the process's own figures are still worth having
-            yield GaugeMetricFamily("tuner_store_up", "Whether the store answers.", 0)
+            yield GaugeMetricFamily("tuner_store_up", _STORE_UP, 0)
             return
-        yield GaugeMetricFamily("tuner_store_up", "Whether the store answers.", 1)
+        yield GaugeMetricFamily("tuner_store_up", _STORE_UP, 1)
         yield from _of_jobs(found)
-        finished = _gauge("tuner_jobs_finished", "Jobs at their end that are stored.", "state")
+        finished = _gauge(
+            "tuner_jobs_finished", "Stored jobs that have ended; the figure may lag.", "state"
+        )
         for state, count in self._finished.items():
             finished.add_metric((state.value,), count)
         yield finished
@@ -261,11 +264,11 @@ class _Store(Collector):
 
 
 def _of_jobs(found: StoreFigures) -> Iterator[Metric]:
-    unfinished = _gauge("tuner_jobs_unfinished", "Jobs not at their end.", "state", "device")
+    unfinished = _gauge("tuner_jobs_unfinished", "Jobs that have not ended.", "state", "device")
     kind = "device", "needs_gpu"
     queued = _gauge("tuner_queue_jobs", "Queued jobs.", *kind)
     oldest = _gauge(
-        "tuner_queue_oldest_seconds", "Since the oldest queued job was posted; 0: none.", *kind
+        "tuner_queue_oldest_seconds", "Time since the oldest queued job was posted; 0: none.", *kind
     )
     able = _gauge(
         "tuner_queue_workers", "Living workers that take such jobs, if they have the engine.", *kind
@@ -292,9 +295,12 @@ def _of_jobs(found: StoreFigures) -> Iterator[Metric]:
 
 
 def _of_workers(found: StoreFigures) -> Iterator[Metric]:
-    alive = _gauge("tuner_workers", "Living workers by the device of their GPU.", "device", "state")
+    alive = _gauge("tuner_workers", "Workers seen in the last minute.", "device", "state")
     having = _gauge(
-        "tuner_engine_workers", "Living workers that have an engine.", "device", "engine"
+        "tuner_engine_workers",
+        "Workers seen in the last minute that have the engine.",
+        "device",
+        "engine",
     )
     counts = {(device, state): 0 for device in found.devices for state in WORKER_STATES}
     engines: dict[tuple[str, str], int] = {}
@@ -315,15 +321,19 @@ def _of_nights(nights: NewestNights) -> Iterator[Metric]:
     """Yield the last rounds; nothing before the first."""
     if nights.started_at:
         name, at = "tuner_night_started_timestamp_seconds", nights.started_at.timestamp()
-        yield GaugeMetricFamily(name, "When the last round began.", at)
+        yield GaugeMetricFamily(name, "When the last night began.", at)
     if nights.finished_at:
         summary = nights.summary
         errors = len(summary.get("errors", ())) + len(summary.get("not_submitted", ()))
         submitted = len(summary.get("submitted", ()))
         name, at = "tuner_night_finished_timestamp_seconds", nights.finished_at.timestamp()
-        yield GaugeMetricFamily(name, "When the last finished round ended.", at)
-        yield GaugeMetricFamily("tuner_night_errors", "Errors of the last finished round.", errors)
-        yield GaugeMetricFamily("tuner_night_submitted", "Jobs it queued.", submitted)
+        yield GaugeMetricFamily(name, "When the last finished night ended.", at)
+        yield GaugeMetricFamily(
+            "tuner_night_errors", "Watches and jobs that the last night could not queue.", errors
+        )
+        yield GaugeMetricFamily(
+            "tuner_night_submitted", "Jobs that the last finished night queued.", submitted
+        )
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:

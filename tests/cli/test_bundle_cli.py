@@ -56,7 +56,7 @@ def test_errors_of_the_nodes_are_an_exit_code_and_the_bundle_is_written(tmp_path
     options += [f"--node=h20-node02={CAPTURES / 'h20-node02'}"]
     result = tuner("bundle", *options, "--out", tmp_path / "b.tar.gz", code=1)
     assert "error: h20-node01: " in result.stderr
-    assert "correct what is an error above" in result.stderr
+    assert "mend the errors above" in result.stderr
     assert (tmp_path / "b.tar.gz").is_file()
 
 

@@ -244,6 +244,7 @@ def test_into_engine_writes_beside_what_is_shipped(env, tmp_path):
 # Bad input: one line, exit code 2, nothing written
 
 
+OF_TWO = ["tune", "deepseek-r1", "--device", "L40S", "--family", "fused_moe,attention"]
 BAD_INPUT = [
     (["tune", "deepseek-r1", "--device", "L40SS", "--measure", "predict"], "L40S"),
     (["tune", "deepseek-rr1", "--device", "L40S", "--measure", "predict"], "deepseek-r1"),
@@ -280,6 +281,7 @@ BAD_INPUT = [
     (["tune", "qwen3-32b", "--device", "L40S", "--all", "--ep", "2"], "--ep"),
     (["tune", DECODE, "--device", "L40S", "--all"], "--all"),
     (["tune", "deepseek-r1", "--device", "L40S", "--all", "--record", "a.csv.gz"], "--record"),
+    ([*OF_TWO, "--record", "a.csv.gz"], "--record is for one family of kernels"),
 ]
 
 

@@ -1,7 +1,6 @@
 """The way of the H20 authors: captured outputs, both start scripts, the proof, the table of a run.
 
-Their posts: sglang on 2 x 8 H20 (sglang issue 4978) and vLLM on Ray on the same machines. What
-differs on purpose is said in docs/deploy.md.
+Their posts: sglang on 2 x 8 H20 (sglang issue 4978) and vLLM on Ray on the same machines.
 """
 
 import shlex

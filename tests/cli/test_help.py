@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tuner.cli import complete
 from tuner.cli.commands import app
 from tuner.cli.help import EXAMPLES, OPTION_NAMES, SECTIONS
+from tuner.problems.registry import families
 
 RUNNER = CliRunner()
 GROUP = typer.main.get_command(app)
@@ -89,6 +90,12 @@ def test_the_list_of_commands_is_grouped_and_nothing_is_cut():
     assert "attention" not in said.partition("Tune:")[2].partition("Examples")[0]
 
 
+def test_the_lists_of_groups_are_whole_sentences(subtests):
+    for words in (one for one in ALL if any(other.startswith(f"{one} ") for other in ALL)):
+        with subtests.test(words):
+            assert "..." not in run(*words.split(), "--help").partition("ARGS]...")[2]
+
+
 def test_no_command_shows_the_help():
     assert run() == run("--help") == run("help")
     assert run("help", "tune") == run("tune", "--help")
@@ -132,6 +139,8 @@ def test_the_sizes_of_a_family_have_a_help_of_their_own(words):
     assert "  --page-size" in sizes and "--page-size" not in common
     assert ("  --workload" in sizes) is (words in ("tune", "plan", "jobs submit"))
     assert "--block-shape" not in sizes
+    every = [run(*words.split(), "--help-family", family.name) for family in families()]
+    assert max(len(line) for text in every for line in text.splitlines()) <= 80
     wrong = RUNNER.invoke(app, [*words.split(), "--help-family", "attentoin"])
     assert wrong.exit_code == 2
     assert "did you mean 'attention'" in wrong.output

@@ -133,7 +133,7 @@ def test_an_option_of_a_family_that_was_left_out_names_the_reason(env, subtests)
     """The length of groups is missing. A dense model has no experts at all."""
     int4 = ("qwen3.5-35b-a3b", "--dtype", "int4_w4a16", "--engine", "vllm==0.33.0")
     for words, said in (
-        (int4, "--ep cannot count: left out a fused-MoE layer: int4_w4a16 weights have groups"),
+        (int4, "--ep has no effect: a fused-MoE layer is left out: int4_w4a16 weights have groups"),
         (("qwen3-32b",), "--ep is for a fused-MoE layer and quantised dense GEMMs: leave it out"),
     ):
         with subtests.test(words):

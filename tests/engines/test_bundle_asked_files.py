@@ -202,7 +202,7 @@ def test_a_model_that_is_no_preset_is_known_by_its_config(tmp_path: Path) -> Non
     assert no.value.in_api_words().endswith(
         "give model.name a preset's name, or run `tuner bundle`"
     )
-    words = shlex.split(str(no.value).rpartition("what is stored: add ")[2])
+    words = shlex.split(str(no.value).rpartition("the stored problems: add ")[2])
     assert words == ["--problem", CASES[H20][1]]
     noted = build(H20, unknown, wanted=[parse_problem(words[1])])
     assert any("set model.config" in note for note in noted.notes)

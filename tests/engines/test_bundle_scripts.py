@@ -55,7 +55,7 @@ def test_shellcheck_finds_nothing(case: str, tmp_path: Path) -> None:
 
 
 # What the users ran. H20: sglang's issue 4978. L40S: sglang's own guide for 32 L40S.
-# What differs is listed in docs/deploy.md, and here.
+# What differs is listed here.
 
 
 @pytest.mark.parametrize("rank", [0, 1])

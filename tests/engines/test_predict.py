@@ -300,7 +300,7 @@ class TestRecording:
 
 
 class TestThreshold:
-    """docs/predict.md has what CLEAR_GAIN wins and loses on each recording."""
+    """The comment of CLEAR_GAIN has what it wins and loses on each recording."""
 
     def test_a_prediction_run_asks_for_it(self):
         engine = find_engine("sglang==0.5.16")

@@ -72,9 +72,9 @@ def test_a_capture_of_a_rank_has_slots_of_experts_elsewhere(tmp_path: Path) -> N
         (torch.tensor([[0, -2]]), f"the expert id -2: {EXPECTED}"),
         (torch.tensor([[0, -1]]), f"holds -1, .*tune with --ep, .*; {EXPECTED}"),
         (torch.zeros(4, 2), f"a torch.float32 tensor .*, not .*whole numbers: {EXPECTED}"),
-        (torch.zeros(4, 2, dtype=torch.bool), "a torch.bool tensor .*, not a plain one"),
-        (torch.zeros(4, 2, dtype=torch.int32).to_sparse(), "not a plain one"),
-        (torch.zeros(4, 2, dtype=torch.int32, device="meta"), "not a plain one"),
+        (torch.zeros(4, 2, dtype=torch.bool), "a torch.bool tensor .*, not a plain tensor"),
+        (torch.zeros(4, 2, dtype=torch.int32).to_sparse(), "not a plain tensor"),
+        (torch.zeros(4, 2, dtype=torch.int32, device="meta"), "not a plain tensor"),
         ({"ids": torch.zeros(4, 2)}, f"a dict, not a tensor: {EXPECTED}"),
     ],
 )

@@ -311,10 +311,8 @@ def processes(secrets, tmp_path, empty_postgres_url, run_folder):
 
 
 def test_its_commands_make_a_service(processes, secrets):
-    assert "the key of admin is stored\n" in processes.run("admin", "migrate")
-    assert "the key of admin is stored already\n" in processes.run(
-        "admin", "migrate"
-    )  # at the next `up`
+    assert "the key of admin is stored\n" in processes.run("migrate")
+    assert "the key of admin is stored already\n" in processes.run("migrate")  # at the next `up`
     api = processes.start("api")
     beat = processes.start("beat")
     worker = processes.start("worker-cpu")

@@ -54,9 +54,12 @@ def test_the_site_builds_and_loads_no_other_host(sources):
     built = sorted(site.glob("*.html"))
     assert {path.stem for path in built} == {page.stem for page in PAGES} | {"404"}
     for page in built:
+        text = page.read_text(encoding="utf-8")
         loads = Loads()
-        loads.feed(page.read_text(encoding="utf-8"))
+        loads.feed(text)
         assert loads.found
         assert not [one for one in loads.found if re.match(r"(https?:)?//", one)], page.name
         local = [one.partition("?")[0] for one in loads.found if page.stem != "404"]
         assert not [one for one in local if not (site / one).exists()], page.name
+        titles = re.findall('href="([^"]*)" title="Engine tuner"', text)
+        assert {title.lstrip("./") for title in titles} == {"start.html"}

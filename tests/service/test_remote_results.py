@@ -133,7 +133,7 @@ def test_results_are_listed_shown_and_forgotten(
     said = tuner("results", "forget", *mine, *at).stderr
     assert said.startswith(f"forgot the results of {KEY.problem.spec()} on NVIDIA_L40S")
     gone = tuner("results", "show", *mine, *at, code=2)
-    assert "`tuner results list` shows what is" in gone.stderr
+    assert "`tuner results list` lists its results" in gone.stderr
     with ResultStore.open(filled) as opened:
         left = opened.winners(device="NVIDIA_L40S", engine="sglang")
         assert left == [] and opened.winners(device="NVIDIA_H200", engine="sglang")

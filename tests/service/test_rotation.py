@@ -49,7 +49,7 @@ class Stack:
         self._name_hosts("database_url", "@postgres/", f"@127.0.0.1:{self.postgres.url.port}/")
         self._name_hosts("broker_url", "@redis:6379/", f"@127.0.0.1:{self.redis.port}/")
         self._processes = Processes(folder / "secrets", folder, stack)
-        self._processes.run("admin", "migrate")
+        self._processes.run("migrate")
         self._start_api()
 
     def secret(self, name: str) -> str:
@@ -63,14 +63,14 @@ class Stack:
                 if not name.startswith("--"):
                     self._restart(name)
         elif command == "docker compose run --rm migrate":
-            self._processes.run("admin", "migrate")
+            self._processes.run("migrate")
         else:
             here = f"{self._psql.partition(' --username')[0]} "
             self._bash(command.replace("docker compose exec -T postgres psql ", here))
 
     def works(self) -> None:
         """The services start again, and the API does its work."""
-        self._processes.run("admin", "migrate")
+        self._processes.run("migrate")
         assert self._processes.is_healthy("api", self.server.port)
         self.answers()
 

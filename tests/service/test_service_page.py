@@ -40,14 +40,14 @@ def test_the_first_hour(env: dict[str, str], tmp_path: Path, gpu: bool) -> None:
         )
     assert run.returncode == 0, run.stderr
     said = run.stdout.split("=====")[1:]
-    ready, posted, events, files, night, mistake, cli, results, keys = said
+    ready, posted, events, files, watch, mistake, cli, results, keys, night = said
     assert '"status":"ok"' in ready and '{"jobs":[],"next":null}' in ready
     assert "HTTP/1.1 202 Accepted" in posted and '"created":true' in posted
     assert events.index("event: submitted") < events.index("event: trials")
     assert events.index("event: trials") < events.index("event: done")
     assert '"status":409' in files and "pass allow_predicted=true" in files
     assert "device_name=NVIDIA_L40S,dtype=int8_w8a8,per_channel_quant=True_down.json" in files
-    assert "4 watched, 4 to do" in night and night.count("missing") == 4
+    assert "4 watched, 4 to do" in watch and watch.count("missing") == 4
     assert "did you mean 'deepseek-r1'?" in mistake
     job = "NVIDIA_H20  mixtral-8x7b" if gpu else "NVIDIA_L40S  deepseek-r1"
     assert f"done   {job}" in cli
@@ -55,6 +55,7 @@ def test_the_first_hour(env: dict[str, str], tmp_path: Path, gpu: bool) -> None:
     assert '"status":401' in keys and '"state":"done"' in keys
     assert re.search(r"^local  admin   valid", keys, re.M)
     assert re.search(r"^ci     submit  valid", keys, re.M)
+    assert "mixtral-8x7b" in night and "to do" in night
 
 
 def quick(script: str) -> str:

@@ -1,48 +1,41 @@
-"""The documentation: every page is in the navigation, and links lead somewhere."""
+"""The documentation: links, and what sources name of pages, lead somewhere."""
 
-import re
-import sys
-from pathlib import Path
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("**/*.md"))
-TEXTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + PAGES
-_LINK = re.compile(r"(?<!`)\]\(([^)\s]+)\)")
-_NAMED = re.compile(r"\[`?([\w-]+\.md)`?\]\(([^)\s]+)\)")
+from docs_pages import ROOT, mistakes
 
 
-def test_every_page_is_in_the_navigation():
-    settings = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
-    listed = re.findall(r"[\w-]+\.md", str(settings["nav"]))
-    assert sorted(listed) == [page.name for page in PAGES]
+def test_pages_and_sources_name_what_is_there():
+    assert list(mistakes()) == []
 
 
-def test_links_lead_to_files_and_headings(subtests):
-    for text in TEXTS:
-        with subtests.test(text.name):
-            links = _LINK.findall(text.read_text(encoding="utf-8"))
-            assert [link for link in links if not _leads_somewhere(text, link)] == []
+def test_each_kind_of_mistake_is_told(tmp_path):
+    files = {
+        "zensical.toml": 'nav = [\n  { "Start" = "start.md" },\n  { "Gone" = "gone.md" },\n]',
+        "README.md": "[a](docs/start.md#begin) [b](docs/start.md#end) [start.md](docs/words.md)",
+        "docs/start.md": "# Start\n\n## Begin\n\n```\n# End\n```\n\n[words](words.md) [b](#begin)",
+        "docs/words.md": "# Words\n\n![drawn](drawn.svg) [all](start.md) [none](none.md)",
+        "docs/alone.md": "# Alone",
+        "docs/drawn.svg": "",
+        "docs/undrawn.svg": "",
+        "tuner/one.py": '# docs/gone.md, "Begin"\n# docs/start.md#end\n# docs/start.md, "End"\n',
+        "docker/two.yml": '# docs/start.md, "Begin". See "Start" in docs/words.md\n',
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert list(mistakes(tmp_path)) == [
+        "zensical.toml: its nav and docs/ differ in alone.md, gone.md, words.md",
+        "README.md: docs/start.md#end leads nowhere",
+        "README.md: the link to docs/words.md is called start.md",
+        "docs/words.md: none.md leads nowhere",
+        "docs/alone.md: no chain of links leads to it from docs/start.md",
+        "docs/undrawn.svg: no page shows it",
+        "docker/two.yml: docs/words.md has no heading 'Start'",
+        "tuner/one.py: docs/gone.md is not there",
+        "tuner/one.py: docs/start.md has no #end",
+        "tuner/one.py: docs/start.md has no heading 'End'",
+    ]
 
 
-def test_a_link_that_is_called_as_a_page_leads_there():
-    named = [link for text in TEXTS for link in _NAMED.findall(text.read_text(encoding="utf-8"))]
-    assert [link for link in named if link[1].partition("#")[0].rpartition("/")[2] != link[0]] == []
-
-
-def _leads_somewhere(text: Path, link: str) -> bool:
-    if re.match(r"\w+:", link):
-        return True
-    name, _, anchor = link.partition("#")
-    target = text.parent / name if name else text
-    return target.exists() and (not anchor or anchor in _anchors(target))
-
-
-def _anchors(page: Path) -> set[str]:
-    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    plain = [re.sub(r"[^\w\- ]", "", one.lower()) for one in headings]
-    return {one.strip().replace(" ", "-") for one in plain}
+def test_make_docs_asks_for_mistakes():
+    rule = (ROOT / "Makefile").read_text().partition("\ndocs: ")[2].partition("\n\n")[0]
+    assert "tests/docs_pages.py" in rule

@@ -37,6 +37,14 @@ def test_the_map_names_every_package():
     assert there <= drawn
 
 
+def test_the_files_that_the_map_names_are_there():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    tops = "api|benchmarks|migrations|tests|tuner|workers"
+    named = re.findall(rf"`((?:{tops})/[\w/.]+)`", page)
+    assert len(named) > 60
+    assert [one for one in named if not (ROOT / one).exists()] == []
+
+
 def test_the_licence_is_in_the_checkout_and_in_the_wheel():
     assert "Apache License" in (ROOT / "LICENSE").read_text()
     project = (ROOT / "pyproject.toml").read_text()

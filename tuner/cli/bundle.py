@@ -133,7 +133,7 @@ def bundle(
     shown = {"path": str(path), "sha256": digest, **built.manifest}
     show(as_json, lambda: shown, lambda: f"{path}  {digest}")
     if preflight and not preflight.ok:
-        say("the bundle is written; correct what is an error above before you launch it")
+        say("the bundle is written; mend the errors above before you launch it")
         raise typer.Exit(1)
 
 
@@ -194,8 +194,8 @@ def _refuse_other_versions(store: StoredResults, device: Device, engine: Engine,
     versions = sorted({one.environment.engine_version for one in others}, key=version_order)
     if not versions:
         raise ExportRefused(
-            f"the store has no winners for {device.name} with {engine.name} {engine.version}; "
-            f"winners for other engines are not its own: run `{tune}` first"
+            f"the store has no winners for {device.name} with {engine.name} {engine.version}: run "
+            f"`{tune}` first"
         )
     spec = f"{engine.name}=={engine.version}"
     raise ExportRefused(

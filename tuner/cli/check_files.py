@@ -88,7 +88,7 @@ def engine_of_files(paths: Sequence[Path]) -> str:
     if spelled_by(paths) != "vllm":
         return "sglang"
 
-    say("vLLM spells names so, and its rules count here: --engine vllm==VERSION names a release")
+    say("the files are named as vLLM names them and are checked for vLLM; --engine names a release")
     return "vllm"
 
 

@@ -168,7 +168,8 @@ def coverage(
     elif rows:
         typer.echo(_sections(map(_watched_text if watched else _stored_text, rows)))
     else:
-        say("nothing is watched" if watched else "nothing is stored")
+        first = "nightly watches add" if watched else "tune"
+        say(f"nothing is {'watched' if watched else 'stored'}: begin with `tuner {first}`")
 
 
 def _watch_text(row: Mapping[str, Any]) -> str:

@@ -80,9 +80,7 @@ def export(
     if out is not None and into_engine:
         raise BadInput("--out and --into-engine exclude each other: choose one")
     if not model and cluster is None and (tp != 1 or dtype or choice.names or choice.values):
-        raise BadInput(
-            "--tp, --dtype and similar options apply to a model: name it: tuner export MODEL"
-        )
+        raise BadInput("--tp, --dtype and similar options are for a model: tuner export MODEL")
     card = device_or_here(device)
     if cluster is not None:
         given = {

@@ -213,7 +213,7 @@ def _show_family(context: typer.Context, name: str | None) -> None:
     formatter = context.make_formatter()
     formatter.write(f"A problem: {family.example}\n")
     with formatter.section(f"Options for {family.title}"):
-        formatter.write_dl(list(filter(None, records)))
+        formatter.write_dl(list(filter(None, records)) or [("none", "for this command")])
     typer.echo(formatter.getvalue(), nl=False)
     raise typer.Exit
 

@@ -197,7 +197,7 @@ def _job_called(queue: Queue, job_id: str) -> Job:
         if len(called) > 1:
             ids = ", ".join(one.id for one in called[:3])
             raise BadInput(
-                f"{len(called)} jobs begin with {job_id}: {ids}: give more of it"
+                f"{len(called)} jobs begin with {job_id}: {ids}: write more of the id"
             ) from None
         return called[0]
 

@@ -121,7 +121,7 @@ def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
     for missing in found:
         family = missing.family
         if family is None:
-            errors.append(BadInput(f"{missing.name} is of no kernel that is tuned"))
+            errors.append(BadInput(f"{missing.name} is a file for a kernel that is not tuned here"))
         elif missing.resolved is None:
             errors.append(missing.error or BadInput(f"{missing.name} names no problem"))
         else:
@@ -185,7 +185,7 @@ def _refuse_if_left_out(names: Sequence[str], model: Model, serving: Serving) ->
         family = next(having)
         if why := why_left_out(family, model, serving):
             flag = next(option.flag for option in family.shaping if option.name == name)
-            raise BadInput(f"{flag} cannot count: left out {family.title}: {why}")
+            raise BadInput(f"{flag} has no effect: {family.title} is left out: {why}")
 
 
 def _not_bounding(family: Family, choice: FamilyChoice) -> list[str]:

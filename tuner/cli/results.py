@@ -106,7 +106,7 @@ def forget_result(
 
     card, (name, version) = device_or_here(device), parse_spec(engine)
     if version:
-        raise BadInput(f"--engine {engine}: all versions are forgotten: give {name}")
+        raise BadInput(f"--engine {engine}: results of all versions are forgotten: write {name}")
     with open_results(server) as store:
         found = _winners_of(store, parse_problem(problem), card, name)
         store.withdraw(found[0].problem, card.name, name)
@@ -124,8 +124,8 @@ def _winners_of(
     if found := [one for one in some if one.problem == problem]:
         return found
     raise BadInput(
-        f"nothing is stored of {problem.spec()} on {card.name} with {engine}: `tuner results list` "
-        "shows what is"
+        f"the store has no results for {problem.spec()} on {card.name} with {engine}: "
+        "`tuner results list` lists its results"
     )
 
 

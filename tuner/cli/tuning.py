@@ -95,7 +95,7 @@ def tune(
     else:
         served = _Served(device, engine, tp, dtype, server_args)
         work = _of_target(target, served, source, gpu, choice, every)
-    _refuse_one_file(work.plans, {"--record": record, "--routing": routing})
+    _refuse_one_file(work.plans or choice.several, {"--record": record, "--routing": routing})
     if work.plans:
         work = _worth_tuning(work, choice, wanted_effort)
     problems = _predicted_ones(work.problems, source)
@@ -169,10 +169,11 @@ def _worth_tuning(work: _Work, choice: FamilyChoice, effort: Effort) -> _Work:
     return replace(work, problems=[one.problem for one in made.problems if one.to_tune])
 
 
-def _refuse_one_file(every: bool, files: Mapping[str, Path | None]) -> None:
-    """Raise BadInput where all families are tuned with a file that is of one family."""
-    if every and (given := [flag for flag, file in files.items() if file is not None]):
-        raise BadInput(f"{given[0]} is for one family of kernels: leave it or --all out")
+def _refuse_one_file(several: bool, files: Mapping[str, Path | None]) -> None:
+    """Raise BadInput if several families are tuned with a file that is of one family."""
+    if several and (given := [flag for flag, file in files.items() if file is not None]):
+        said = f"{given[0]} is for one family of kernels: leave it out, or name one with --family"
+        raise BadInput(said)
 
 
 def _source(measure: str, gpu: int | None, routing: Path | None) -> Source:
@@ -203,7 +204,7 @@ def _predicted_ones(problems: Sequence[Problem], source: Source) -> Sequence[Pro
     if not kept:
         refuse_unpredicted(left[0], source.kind)
     titles = listed([family.title for family in dict.fromkeys(map(family_of, left))])
-    say(f"left out {titles}: such times are not predicted: measure them with --measure gpu")
+    say(f"left out {titles}: their times cannot be predicted; --measure gpu measures them")
     return kept
 
 
@@ -246,4 +247,4 @@ def _say_undeliverable(engine: Engine, problems: Sequence[Problem]) -> None:
 
     for family in dict.fromkeys(map(family_of, problems)):
         if why := delivery_of(engine, family.name).obstacle(into_engine=False):
-            say(f"what is tuned for {family.title} cannot be exported: {why}")
+            say(f"results for {family.title} cannot be exported: {why}")

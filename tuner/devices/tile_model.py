@@ -1,10 +1,32 @@
-"""Predict the microseconds of a kernel that multiplies tiles; docs/predict.md explains the model.
+"""Predict the microseconds of a kernel that multiplies tiles.
 
 First estimate a block's share of a multiprocessor, and how many blocks it holds at once. These
 estimates are good enough to choose the kernels to compile: only the compiler knows whether a kernel
 fits. The choice of tensor-core instructions and the division among warps follow Triton 3.6
 (lib/Dialect/TritonGPU/Transforms/AccelerateMatmul.cpp). Then apply the model: a fused-MoE layer's
 gemm and a dense GEMM differ in their blocks of rows and in their scales; all else is equal.
+
+    total = launch + (latency^p + sm^p + dram^p)^(1/p) + empty blocks
+
+There are three limits, and none hides the others completely. With p = 3, two equal limits together
+take 26 % longer than one.
+
+Latency: a block waits for its sorted tokens and its first tiles, runs its steps along k, and stores
+the result. It requests the tile of step i when step i - depth is done, with depth = num_stages - 1.
+So depth steps take max(latency + step, depth * step). Tiles come from memory for an expert's first
+block and from L2 for its other blocks. Blocks run in waves of SMs x occupancy.
+
+SM: the time of the busiest of four units for one step, times the blocks that an SM gets. Tensor
+cores: a tile of fewer than 64 rows (columns, if sglang swaps the operands) falls back to mma.sync
+on Hopper and Blackwell, which converts fp8 to fp16 and reaches a share of the peak. Shared memory:
+a tile is written once, and read as often as warps read it. Instruction issue: each warp pays for
+the loop, for every 16 bytes that it copies, and for every accumulator that is scaled or converted
+in a step. L2: the rows that are not padding, and the weights' tile. Spills go through L1 in each
+step.
+
+DRAM: the weights of the touched experts, the activations and the output, by the bandwidth. If more
+than the L2 holds passes before they are used again, they are read again. A row of a weight tile
+that is shorter than a cache line wastes bandwidth.
 """
 
 from __future__ import annotations

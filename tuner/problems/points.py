@@ -134,7 +134,7 @@ class Candidate:
 
     point: Point
     config: Config
-    backend: str = TRITON  # "deep_gemm"; dispatch.toml and docs/index.md have names
+    backend: str = TRITON  # "deep_gemm"; dispatch.toml has the names
 
 
 # The options that `triton.compile` uses for CUDA if a configuration has none.

@@ -217,7 +217,7 @@ def _option(option: Option, value: Any) -> list[str]:  # noqa: ANN401  # of the 
 
 def _unknown(shown: str, capability: str) -> str:
     """Say why commands cannot take a GPU that the text shows, and which GPU they can take."""
-    add = "docs/operations.md says how to add a GPU"
+    add = "docs/models.md says how to add a GPU"
     if shown and (reason := refused(shown)):
         return reason  # it says which name to use instead
     try:
@@ -259,7 +259,7 @@ def no_figures(name: str) -> str:
     try:
         find_device(name)
     except UnknownDevice:
-        why = refused(name) or "docs/operations.md says how to add a GPU"
+        why = refused(name) or "docs/models.md says how to add a GPU"
         return f"This tuner has no figures for {name}: {why}."
     return ""
 

@@ -1,8 +1,8 @@
 """Predict times with a model of the device, slightly corrected by known winners (`Prior`).
 
-docs/predict.md explains the model. Every token goes to `top_k` different experts, each equally
-likely, so the tokens of an expert are Binomial(batch_size, top_k / E). Expected values are sums
-over that distribution.
+tuner/devices/tile_model.py has the model of a launch. Every token goes to `top_k` different
+experts, each equally likely, so the tokens of an expert are Binomial(batch_size, top_k / E).
+Expected values are sums over that distribution.
 
 Every shipped entry votes for its value on each axis, with a weight that falls with the distance
 between its problem and this problem. The votes become smoothed shares, so few files have little
@@ -37,8 +37,10 @@ from tuner.tuning.seeds import WORST_EXCESS, Kernel, Need, cover
 # standard deviation), so the corpus decides only between configurations that the model cannot
 # tell apart.
 CORPUS_WEIGHT = 0.10
-# A pair replaces the engine's if it is predicted to take this much less time; docs/predict.md
-# shows the gains and losses of other thresholds on an H200.
+# A pair replaces the engine's if it is predicted to take this much less time. On three recordings
+# of an H200, 5 % is the largest threshold that costs no gain over the engine's heuristic. Of the
+# pairs of the ten fastest configurations that it replaces, 8 % are faster than the replacement (by
+# 4.6 % at most); without a threshold, 15 % are.
 CLEAR_GAIN = 0.05
 MOST_SHORTFALL = 2.5  # values more than e**2.5 = 12 times rarer are not punished further
 
