@@ -1,4 +1,4 @@
-"""What starts a night without beat, and its exit codes: docs/operations.md, "Nights without beat"."""
+"""What starts a night without beat, and exit codes: docs/operations.md, "Nights without beat"."""
 
 from __future__ import annotations
 
