@@ -114,7 +114,7 @@ def _named_in_sources(root: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    sys.exit("\n".join(mistakes()))
+    sys.exit("\n".join(mistakes()) or 0)
 
 
 if __name__ == "__main__":

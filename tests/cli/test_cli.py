@@ -133,23 +133,30 @@ def test_record_keeps_every_problem_of_a_models_attention(env, tmp_path):
     assert chosen[0] == chosen[1]
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
-def test_kills_later_the_winners_are_the_same_and_nothing_was_measured_twice(env, tmp_path, kills):
+@pytest.mark.parametrize(
+    ("kills", "options"),
+    [(2, ("--batch-sizes", "2,1024")), pytest.param(10, (), marks=pytest.mark.slow)],
+)
+def test_kills_later_the_winners_are_the_same_and_nothing_was_measured_twice(
+    env, tmp_path, kills, options
+):
+    words = replay(*options)
     undisturbed = json.loads(
-        tuner({**env, "TUNER_DATABASE_URL": f"sqlite:///{tmp_path / 'other.db'}"}, *replay()).stdout
+        tuner({**env, "TUNER_DATABASE_URL": f"sqlite:///{tmp_path / 'other.db'}"}, *words).stdout
     )
+    measured = undisturbed["totals"]["measurements"]
     dice = random.Random(7)  # noqa: S311 (kill times)
     store = tmp_path / "store" / "tuner.db"
     for _ in range(kills):
         process = subprocess.Popen(
-            [str(TUNER), *replay()], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [str(TUNER), *words], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        wanted = dice.randrange(1, 450)  # trials in the store when it is killed, or the end
+        wanted = dice.randrange(1, measured)  # trials in the store when it is killed, or the end
         while process.poll() is None and _trials(store) < wanted:
             time.sleep(0.01)  # a poll of another process's progress, not a synchronisation
         process.send_signal(signal.SIGKILL)
         process.wait()
-    final = json.loads(tuner(env, *replay()).stdout)
+    final = json.loads(tuner(env, *words).stdout)
     # A run that ended before its kill leaves entries; the next one's reasons say that they stay.
     found, expected = (
         [{**e, "reason": ""} for e in one["entries"]] for one in (final, undisturbed)
@@ -159,7 +166,7 @@ def test_kills_later_the_winners_are_the_same_and_nothing_was_measured_twice(env
         rows = connection.execute(
             "select part, batch_size, config_key from trials where median_us is not null"
         ).fetchall()
-    assert len(rows) == len(set(rows)) == undisturbed["totals"]["measurements"]
+    assert len(rows) == len(set(rows)) == measured
 
 
 def _trials(store: Path) -> int:

@@ -19,7 +19,7 @@ from tuner.bindings.sglang.plugin import hooks
 from tuner.bindings.sglang.plugin import scan as sglang_scan
 from tuner.bindings.sglang.plugin.files import AttentionEntry
 from tuner.bindings.vllm.plugin import scan as vllm_scan
-from tuner.cli.app import app
+from tuner.cli.commands import app
 from tuner.devices.target import CUDA, HIP
 from tuner.engines.engine import find_engine, kernel_hash
 from tuner.export import delivery

@@ -14,7 +14,7 @@ from interpreter import interpreted
 from tiers import only
 from typer.testing import CliRunner
 
-from tuner.cli.app import app
+from tuner.cli.commands import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput, MalformedConfigFile, UnsupportedKernel

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from tuner.bindings.sglang.attention.binding import lift_attention
 from tuner.bindings.sglang.fused_moe.binding import FusedMoeKernels, lift_fused_moe
-from tuner.cli.app import app
+from tuner.cli.commands import app
 from tuner.compile import CompileJob, Farm
 from tuner.compile.hsaco import HsacoResources, read_resources
 from tuner.compile.kernel import compile_kernel

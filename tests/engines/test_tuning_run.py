@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from tuner.bindings.sglang.attention.binding import SGLangAttentionKernels
 from tuner.cli import runs
-from tuner.cli.app import app
+from tuner.cli.commands import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import UnsupportedKernel, UnwritableOutput

@@ -176,14 +176,12 @@ class _Lines(io.StringIO):
 
 def test_a_log_gets_lines_though_no_trial_ends(monkeypatch):
     monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.001)
-    log = _Lines("problem 2 of 3: choosing the configurations to compile", times=3)
+    log = _Lines("problem 2 of 3: choosing configurations to compile", times=3)
     shown = Progress(log, {"M=4": 6}, "problem 2 of 3: ")
-    shown.step("choosing the configurations to compile")
+    shown.step("choosing configurations to compile")
     assert log.enough.wait(60)
     shown.close()
-    assert (
-        log.getvalue().splitlines()[-1] == "problem 2 of 3: choosing the configurations to compile"
-    )
+    assert log.getvalue().splitlines()[-1] == "problem 2 of 3: choosing configurations to compile"
 
 
 def test_a_log_that_is_closed_stops_nothing(monkeypatch):

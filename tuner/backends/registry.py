@@ -92,7 +92,7 @@ def no_module(name: str, family: str) -> str:
 def other_version(name: str, versions: str) -> str:
     """Return the installed version of a backend, if it differs from `versions`; else "".
 
-    `versions` are the backends of an environment, as times beside it have them.
+    `versions` lists the backends of the environment in which times were measured.
     """
     backend = find_backend(name)
     here = backend.version if backend and backend.apart else ""

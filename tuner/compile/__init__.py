@@ -1,4 +1,4 @@
-"""Compile candidates for any NVIDIA architecture in child processes. No GPU is needed."""
+"""Compile candidates for NVIDIA's and AMD's GPUs in child processes. No GPU is needed."""
 
 from tuner.compile.candidates import Compiler, KernelCompiler
 from tuner.compile.farm import CompileJob, Farm

@@ -135,9 +135,7 @@ class Device:
         return tflops * 1e3 / 2 / self.sm_count / self.architecture.clock_ghz
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures of the card and its architecture, as `tuner list devices --json` has
-        them.
-        """
+        """Return the figures of a card and its architecture, for `tuner list devices --json`."""
         card, shared = asdict(self), asdict(self.architecture)
         del card["architecture"]
         target = shared["target"]  # users know its platform by Triton's name

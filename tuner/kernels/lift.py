@@ -206,7 +206,7 @@ class _Lifter:
         self.pieces[name] = module.segment(node) if same else f"{ast.unparse(answered)}\n"
 
     def _take_if(self, module: SourceModule, name: str, node: ast.If) -> None:
-        """Take a whole `if`. Its test has no answer here, but may have one where Triton is."""
+        """Take a whole `if`. Its test has no answer here, but may have an answer beside Triton."""
         own = bindings([node])
         for other in own.keys() - {name}:
             if not self._is_new(other, module.path):

@@ -145,7 +145,7 @@ def _chain_us(chain: Chain, wanted: int) -> float:
 
 
 def run_chain(chain: Chain, stream: int | None = None) -> None:
-    """Run a chain's kernels once, on a stream or on the current one."""
+    """Run a chain's kernels once, on a stream or on the current stream."""
     for kernel, args in chain:
         kernel.launch(args, stream)
 

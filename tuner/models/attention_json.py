@@ -73,7 +73,7 @@ def attention_shape(config: Json) -> AttentionShape:
 
 
 def _laid_out_for(fields: Json, architecture: str) -> int:
-    """Return the expected ranks of a fused layout.
+    """Return the number of ranks for which fused weights are laid out; 0 for any number.
 
     Source: `get_mimo_v2_fused_qkv_expected_tp_size` of sglang's srt/configs/model_config.py.
     """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Table, column, func, inspect, select, table, text, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -53,7 +53,7 @@ def bring_to_head(engine: Engine) -> None:
 
     Raises NewerSchema for a newer version's schema, and leaves the database as it is.
     """
-    with engine.begin() as connection:
+    with engine.connect() as connection, _without_foreign_keys(connection), connection.begin():
         if _heads(connection) == (HEAD,):
             check_writable(connection)
             return
@@ -64,6 +64,22 @@ def bring_to_head(engine: Engine) -> None:
                 connection.execute(text(f"SET LOCAL {limit} = 0"))
             connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
         _upgrade(connection)
+
+
+@contextlib.contextmanager
+def _without_foreign_keys(connection: Connection) -> Iterator[None]:
+    """Let SQLite alter a table, which it does by copying and dropping it: the rows of other tables
+    that refer to the table would go with it, or forbid it. No transaction may have begun.
+    """
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    driver: Any = connection.connection.driver_connection
+    driver.execute("PRAGMA foreign_keys = OFF")
+    try:
+        yield
+    finally:
+        driver.execute("PRAGMA foreign_keys = ON")
 
 
 def check_head(connection: Connection) -> None:
@@ -99,6 +115,12 @@ def _upgrade(connection: Connection) -> None:
     config.attributes["connection"] = connection
     try:
         command.upgrade(config, "head")
+        if connection.dialect.name == "sqlite":
+            for row in connection.exec_driver_sql("PRAGMA foreign_key_check"):
+                raise UnusableStore(
+                    f"the store is not upgraded: a row of {row[0]} refers to a row of {row[2]} "
+                    "that is not there: restore a backup"
+                )
     except DBAPIError as error:
         # PostgreSQL's codes and SQLite's words for a table or a column that is there already.
         code, reason = getattr(error.orig, "sqlstate", None), str(error.orig).partition("\n")[0]

@@ -285,8 +285,8 @@ def _asked_words(model: Model, problem: FusedMoe, serving: Serving) -> str:
     if stored and stored.block_shape:
         other = f"; {stored.name} has {kind} of {_sized(stored)}: name that preset"
     elif stored:
-        otherwise = ", as here" if problem.per_channel_quant else ": name it"
-        other = f"; {stored.name} has a scale for each channel{otherwise}"
+        other = f"; {stored.name} has a scale for each channel: name that preset"
+        other = f", like {stored.name}" if problem.per_channel_quant else other
     rows = 0 if weight_only else 128
     return Note(
         f"{as_asked}a scale for each {each} and no {kind}{other}; "

@@ -50,8 +50,8 @@ def serving_notes(model: Model, shape: AttentionShape, tp: int) -> list[str]:
     first = shape.layers[0]
     if shape.kv_lora_rank:
         notes.append(
-            f"sglang runs heads of {shape.kv_lora_rank + shape.qk_rope_head_dim} columns (absorbed "
-            f"weights) if tokens are cached, else heads of {first.head_dim} and {first.v_head_dim}"
+            f"sglang runs the absorbed form ({shape.kv_lora_rank + shape.qk_rope_head_dim} columns)"
+            f" if a prefix is cached, and heads of {first.head_dim}/{first.v_head_dim} if not"
         )
     for kind in shape.layers:
         if kind.window:
