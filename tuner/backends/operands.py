@@ -33,7 +33,7 @@ def need(condition: bool, why: str) -> None:
 
 
 def need_target(name: str, *targets: str) -> None:
-    """Raise Unsupported unless these targets have this GPU's ("sm_90")."""
+    """Raise Unsupported unless `targets` include this GPU's target ("sm_90")."""
     here = this_target()
     need(here in targets, f"{name} has no kernels for {here}")
 
