@@ -110,7 +110,7 @@ def install_docs(app: FastAPI) -> None:
 
 
 class _Assets(StaticFiles):
-    """Serves what the page loads. The folder also holds compiled Python, which has its path."""
+    """Serves the files that the page loads, without the compiled Python beside them."""
 
     def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
         return super().lookup_path(path) if path in _FILES else ("", None)
@@ -124,26 +124,25 @@ DESCRIPTION = """Finds, proves and stores launch configurations of LLM engines' 
 
 **Errors** are problem details (RFC 9457). `errors` points at each wrong field (RFC 6901).
 
-**Lists** come in pages: send the `next` of one page as `after`, with the same filters. On the last
-page `next` is null.
+**Lists** come in pages: send a page's `next` as `after`, with the same filters. On the last page
+`next` is null.
 
 **Rates.** After a 429 or 503, wait for `Retry-After` seconds.
 
 Times are in microseconds (`_us`), sizes in bytes (`_bytes`).
 """
 TAGS = {
-    "jobs": "Post tuning jobs, look at them, follow them and end them.",
-    "results": "What came of jobs: winners, trials, and the files that an engine loads.",
-    "coverage": "What is stored, what is watched, and what is still missing.",
-    "workers": "The worker processes, what each can do, whether it takes jobs, and the compile "
-    "results that they share.",
-    "keys": "Which keys there are; making, replacing and revoking them.",
+    "jobs": "Post tuning jobs, list them, follow them and cancel them.",
+    "results": "The results of jobs: winners, trials, and the files that an engine loads.",
+    "coverage": "Stored results, watched models, and problems that are still missing.",
+    "workers": "The worker processes: their abilities, and whether they take jobs.",
+    "keys": "List, create, rotate and revoke keys.",
     "tables": "The devices and models that are known by name.",
     "health": "For load balancers and Prometheus.",
 }
 _HEADERS: dict[str, dict[str, Any]] = {
     "X-Request-ID": {
-        "description": "The request's own, if it sent one; the server's log has it too.",
+        "description": "The id that the request sent, or a new id; the server's log has it too.",
         "schema": {"type": "string"},
         "example": "2ccf662ab06a1f80",
     },
@@ -157,13 +156,13 @@ _OF_BODIES = ("400", "413", "415")  # the body of a GET is not read
 
 
 def operation_id(route: APIRoute) -> str:
-    """The name of the route's function, as JavaScript and Java spell it: submitJob."""
+    """Return the name of the route's function, as JavaScript and Java spell it: submitJob."""
     first, *others = route.name.split("_")
     return first + "".join(word.capitalize() for word in others)
 
 
 def package_version() -> str:
-    """The installed version of this package; 0 where it runs from a bare folder."""
+    """Return the installed version of this package; 0 if it runs from a bare folder."""
     try:
         return version("engine-tuner")
     except PackageNotFoundError:
@@ -171,16 +170,15 @@ def package_version() -> str:
 
 
 def document_tags() -> list[dict[str, str]]:
-    """The tags of the document."""
+    """Return the tags of the document."""
     return [{"name": name, "description": text} for name, text in TAGS.items()]
 
 
 def install_document(app: FastAPI) -> None:
-    """Serve the completed document at /openapi.json. It is made when it is first asked for.
+    """Serve the completed document at /openapi.json. It is made at the first request for it.
 
-    To make it takes longer than all else that a server does at its start. The bytes are kept too:
-    whoever asks for the document needs no key, and each time to write it would take its time from
-    the other requests.
+    The document takes longer to make than the rest of a server's start. The bytes are kept too: its
+    clients need no key, and to write it each time would delay other requests.
     """
     make, making = app.openapi, Lock()
     made: list[tuple[dict[str, Any], bytes]] = []
@@ -213,7 +211,7 @@ def methods_by_path(
 
 
 def complete(document: dict[str, Any]) -> dict[str, Any]:
-    """Return FastAPI's document with names, examples and what it cannot see in the routes."""
+    """Return FastAPI's document with names, examples and facts that its routes do not show."""
     components = document["components"]
     for name, example in ANSWERS.items():
         components["schemas"][name]["examples"] = [example]
@@ -247,7 +245,7 @@ def _complete(operation: dict[str, Any], method: str) -> None:
 
 
 def _problem(status: int, response: dict[str, Any]) -> dict[str, Any]:
-    """What all operations share of an error's answer. Its headers are sent where they apply."""
+    """Return the parts of an error's answer that all operations share, and its headers."""
     title = HTTPStatus(status).phrase
     kind, detail = PROBLEMS.get(status, ("about:blank", title))
     example = {"type": kind, "title": title, "status": status, "detail": detail}
@@ -273,10 +271,10 @@ _ROUTERS = (
 
 
 def create_app(settings: ApiSettings, announcer: Announces | None = None) -> FastAPI:
-    """The API over the store that the settings name. Start-up opens and migrates the store.
+    """Create the API over the store that the settings name. Start-up opens and migrates the store.
 
     `announcer` wakes workers; by default, it wakes the workers of the settings' broker, if there is
-    one. Start-up raises UnusableStore where the store cannot be opened.
+    a broker. Start-up raises UnusableStore if the store cannot be opened.
     """
 
     @asynccontextmanager

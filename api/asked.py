@@ -1,4 +1,4 @@
-"""The jobs and watches that the bodies of requests become."""
+"""Turn the bodies of requests into jobs and watches."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ class Asked:
 def job_request(
     body: SubmitJob, settings: Settings, workers: Sequence[WorkerStatus]
 ) -> tuple[JobRequest, list[str]]:
-    """Return the job, for one version of its engine, and what was assumed of its model.
+    """Return the job, for one version of its engine, and the assumptions about its model.
 
-    Raises BadInput, which says which field is wrong if it is known; for fields that do not apply to
-    the problem, OptionsRefused.
+    Raises BadInput, which names the wrong field if it is known, or OptionsRefused if a field does
+    not apply to the problem.
     """
     given = body.given()
     asked = _asked(
@@ -97,7 +97,7 @@ def job_request(
 
 
 def asked_model(body: SubmitModel, settings: Settings, workers: Sequence[WorkerStatus]) -> Asked:
-    """Read which problems of a model a body asks for. Raises as `job_request` does."""
+    """Read which problems of a model a body asks for. Raises the errors of `job_request`."""
     names, given = body.families, body.given()
     return _asked(
         body, settings, workers, lambda found, how: resolve_model(found, how, names, given)
@@ -105,7 +105,7 @@ def asked_model(body: SubmitModel, settings: Settings, workers: Sequence[WorkerS
 
 
 def jobs_of(asked: Asked, body: SubmitModel) -> ModelJobs:
-    """Return the jobs of a model, and what is left out. Raises BadInput."""
+    """Return the jobs of a model and its parts that are left out. Raises BadInput."""
     name, version = parse_spec(asked.engine)
     wanted = set(map(parse_problem, body.problems))
     if unknown := wanted - set(asked.problems):
@@ -125,9 +125,7 @@ def jobs_of(asked: Asked, body: SubmitModel) -> ModelJobs:
 
 
 def plan_of(asked: Asked, api: Api) -> ModelPlan:
-    """Return the plan of a model, with what the store knows of its problems. Raises
-    UnusableStore.
-    """
+    """Return the plan of a model by the store's results. Raises UnusableStore."""
     name, version = parse_spec(asked.engine)
     engine: Engine | Elsewhere
     try:
@@ -198,7 +196,7 @@ def watch_of(body: WatchIn, settings: Settings) -> Watch:
 
 
 def check_measure(measure: str, settings: Settings) -> None:
-    """Raises BadInput for a replay on a server that has no folder of recordings."""
+    """Raise BadInput for a replay on a server that has no folder of recordings."""
     if measure.startswith("replay:") and settings.recordings is None:
         raise BadInput("this server replays no recordings: TUNER_RECORDINGS names no folder")
 

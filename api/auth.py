@@ -1,4 +1,4 @@
-"""Who sends a request and what they may do, checked before the body is read."""
+"""Check the sender of a request and the sender's rights, before the body is read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PROXIES = re.compile(
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sent a request: the key's name and scope, and whether their jobs may be urgent.
+    """The sender of a request: the key's name and scope, and whether their jobs may be urgent.
 
     `secret` is the hash of the key or the session that they sent; empty if none was needed.
     """
@@ -106,9 +106,10 @@ class Authenticate:
 
 
 async def _caller_of_session(scope: Scope, api: Api, session: str, address: str) -> Caller:
-    """A browser sends its cookie with whatever a page asks for, also with what it must not ask for.
+    """Return the caller of a session, which changes nothing beyond pages.
 
-    So a session alone changes nothing: forms bring a proof, which only pages look at.
+    A browser sends its cookie with every request of a page, also of a hostile page. So forms bring
+    a proof, which only pages check.
     """
     if scope["method"] != "GET" and not is_page(scope["path"]):
         raise _unauthorized("a session is for pages: send a key, Authorization: Bearer KEY")
@@ -120,13 +121,15 @@ async def _caller_of_session(scope: Scope, api: Api, session: str, address: str)
 
 
 def too_many_wrong(error: TooManyWrong) -> HTTPException:
-    """The answer to an address that sent too many wrong keys."""
+    """Return the answer to an address that sent too many wrong keys."""
     later = {"Retry-After": str(error.wait_s)}
     return HTTPException(429, "too many wrong keys came from your address", later)
 
 
 def caller_of(key: ApiKey | None) -> Caller:
-    """Who has a key. Raises HTTPException 401 for one that is unknown, revoked or expired."""
+    """Return the caller who has a key. Raises HTTPException 401 if it is unknown, revoked or
+    expired.
+    """
     if key is None:
         raise _unauthorized("this key is not known, or was revoked")
     if key.state(utc_now()) is not KeyState.VALID:
@@ -135,7 +138,9 @@ def caller_of(key: ApiKey | None) -> Caller:
 
 
 def caller_in(scope: Scope) -> Caller:
-    """Who sent a request. Raises HTTPException 401 for a form of somebody who is logged out."""
+    """Return the sender of a request. Raises HTTPException 401 for a form of a caller who is logged
+    out.
+    """
     if refused := scope["state"].get("refused"):
         raise refused
     caller: Caller = scope["state"]["caller"]
@@ -143,7 +148,7 @@ def caller_in(scope: Scope) -> Caller:
 
 
 def may_hurry(caller: Caller) -> None:
-    """Raises HTTPException 403 for a caller whose jobs may not be urgent."""
+    """Raise HTTPException 403 for a caller whose jobs may not be urgent."""
     if not caller.urgent:
         text = (
             "an urgent job needs a key of scope urgent, and yours has none: post it without "
@@ -153,7 +158,7 @@ def may_hurry(caller: Caller) -> None:
 
 
 def needs(least: KeyScope) -> Callable[[Request, object], Awaitable[Caller]]:
-    """A dependency: the caller. It answers 403 where the scope of their key is too small."""
+    """Return a dependency: the caller. It answers 403 if the scope of their key is too small."""
     name = least.name.lower()  # for the OpenAPI document
 
     async def check(

@@ -1,6 +1,6 @@
-"""Reads the bodies of requests: in time, not too large, and parsed once.
+"""Read the bodies of requests: in time, not too large, and parsed once.
 
-They are plain JSON, and on pages forms.
+Bodies are plain JSON; pages take forms.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class CheckBody:
 
     It also refuses query strings that are too large.
 
-    Its value is left in the scope's state, for `JsonRoute`. A page gets the fields of a form there.
+    The body's value is left in the scope's state, for `JsonRoute`. A page finds the fields of a
+    form there.
     """
 
     def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
@@ -111,7 +112,7 @@ class CheckBody:
 
 
 class _Body:
-    """What has arrived of a body, and what its sender declared."""
+    """The part of a body that has arrived, and its sender's declarations."""
 
     def __init__(self, scope: Scope, settings: ApiSettings, declared: int) -> None:
         self.chunks: list[bytes] = []
@@ -127,7 +128,7 @@ class _Body:
         self.chunks.append(chunk)
 
     async def check(self) -> None:
-        """Raises Refused, or HTTPException 429, for a body that need not be read to its end."""
+        """Raise Refused, or HTTPException 429, for a body that need not be read to its end."""
         if max(self._size, self._declared) > self._settings.max_body_bytes:
             raise Refused(413, f"a body has at most {self._settings.max_body_bytes} bytes")
         if self._values > VALUES:
@@ -146,7 +147,7 @@ class _Body:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """What gives a body that was read, and then what else `receive` gets."""
+    """Return a `receive` that gives a body that was read, and then all later messages."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> Message:
@@ -156,12 +157,13 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 
 def _kind_of(path: str) -> str:
-    """The media type of the bodies that a path takes."""
+    """Return the media type of the bodies that a path takes."""
     return _FORM if is_page(path) else _JSON
 
 
 def _parse_form(body: bytes) -> dict[str, str]:
-    """The fields of a form by name; of several with one name, the values with commas between.
+    """Return the fields of a form by name; if several have one name, their values with commas
+    between.
 
     A browser ends the lines of a text area with CR and LF. They end with LF here.
     """
@@ -184,7 +186,7 @@ async def _parse(parser: Callable[[bytes], T], body: bytes) -> T:
 
 
 def _check_query(query: bytes) -> None:
-    """Raises Refused for a query string that costs more than any honest one."""
+    """Raise Refused for a query string that costs more than any honest query string."""
     if len(query) > QUERY_BYTES or query.count(b"&") >= QUERY_FIELDS:
         text = f"a query has at most {QUERY_BYTES} bytes and {QUERY_FIELDS} parameters"
         raise Refused(422, text)
@@ -210,7 +212,7 @@ class JsonRoute(APIRoute):
     """A route that takes the body's value from `CheckBody`. FastAPI would parse it again."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """As FastAPI's, for a request whose body is parsed."""
+        """Return FastAPI's handler, for a request whose body is parsed."""
         handle = super().get_route_handler()
 
         async def handle_parsed(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Bundles for a posted cluster.toml, built one at a time."""
+"""Build bundles for a posted cluster.toml, one at a time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ KEPT = 4  # of 1 MB or so
 
 
 def read_posted(text: str) -> Cluster:
-    """The cluster of a posted cluster.toml. Raises MalformedCluster.
+    """Return the cluster of a posted cluster.toml. Raises MalformedCluster.
 
-    It may not name a config.json: that would be a file of this server.
+    The text may not name a config.json: that would be a file of this server.
     """
     cluster = parse_cluster(text)
     if cluster.model.config is not None:
@@ -36,7 +36,7 @@ def read_posted(text: str) -> Cluster:
 
 @dataclass(frozen=True)
 class BundleRequest:
-    """Which bundle to make."""
+    """The bundle to make."""
 
     text: str
     cluster: Cluster = field(compare=False)  # that the text describes
@@ -46,7 +46,7 @@ class BundleRequest:
 
 
 class Bundles:
-    """Makes bundles one at a time, and keeps the newest: who saw one then downloads it."""
+    """Makes bundles one at a time, and keeps the newest for clients that download them later."""
 
     def __init__(self, store: ResultStore) -> None:
         self._store = store

@@ -1,6 +1,6 @@
 """Error answers: RFC 9457 problem details that name each mistake and the nearest valid choice.
 
-Pydantic's own words are for programmers. Pages say the same for people.
+Pydantic's own messages are for programmers. Pages say the same for people.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ _ON_PAGES = {
 
 
 class Mistake(BaseModel):
-    """One thing wrong with a request."""
+    """A mistake in a request."""
 
     pointer: str = Field(
-        description="Where: a JSON pointer into the body (RFC 6901), or a parameter's name.",
+        description="A JSON pointer into the body (RFC 6901), or a parameter's name.",
         examples=["/tp", "limit"],
     )
     detail: str
 
     def line(self) -> str:
-        """The mistake with its place."""
+        """Return the mistake with its place."""
         return f"{self.pointer.lstrip('/')}: {self.detail}".removeprefix(": ")
 
 
@@ -94,12 +94,12 @@ def mistakes_by_field(error: BadInput, *, on_page: bool = False) -> list[Mistake
 
 
 def said_of(error: TunerError, *, on_page: bool) -> str:
-    """The error in the words of pages, or of the API."""
+    """Return the error in the words of pages, or of the API."""
     return error.in_page_words() if on_page else error.in_api_words()
 
 
 def refused_as(errors: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the one class of BadInput that all errors have; None if they have no such class."""
+    """Return the class of BadInput that all errors share; None if they share no such class."""
     kinds = {str(one["type"]) for one in errors}
     if not all(kind.startswith((REFUSED, MALFORMED)) for kind in kinds):
         return None
@@ -141,7 +141,7 @@ def _kind(body: object) -> str:
 
 
 def _pointer(place: Sequence[str | int], body: object, missing: bool) -> str:
-    """The JSON pointer of a Pydantic location, without the names of a union's members."""
+    """Return the JSON pointer of a Pydantic location, without the names of a union's members."""
     pointer, here = "", body
     for part in place:
         match here, part:
@@ -195,16 +195,16 @@ DISK_FULL = "the server's disk is full: its operator must make room"
 class ProblemDetails(BaseModel):
     """An error, in the form of RFC 9457."""
 
-    type: str = Field(description="about:blank, or a urn that names the kind of error.")
+    type: str = Field(description="about:blank, or a URN that names the kind of error.")
     title: str
     status: int
-    detail: str = Field(description="One line for people, naming the nearest valid choice.")
-    request_id: str = Field(description="As in the header X-Request-ID and the server's log.")
+    detail: str = Field(description="A sentence for people. It names the nearest valid choice.")
+    request_id: str = Field(description="The id in the header X-Request-ID and the server's log.")
     errors: list[Mistake] = []
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI entries of a route's errors: these statuses, and those of every route."""
+    """Return the OpenAPI entries of a route's errors: these statuses, and every route's."""
     schema = {"$ref": "#/components/schemas/ProblemDetails"}
     return {
         status: {
@@ -232,7 +232,7 @@ def problem_response(
     headers: Mapping[str, str] | None = None,
     errors: Sequence[Mistake] = (),
 ) -> JSONResponse:
-    """A response with problem details; `kind` is their `type`."""
+    """Return a response with problem details; `kind` is their `type`."""
     title = HTTPStatus(status).phrase
     problem = ProblemDetails(
         type=kind,
@@ -246,7 +246,7 @@ def problem_response(
 
 
 def problem_of(error: TunerError, request_id: str, *, on_page: bool = False) -> ProblemDetails:
-    """An error as problem details. What the server alone may know is logged."""
+    """Return an error as problem details. Log the facts that only the server may know."""
     status, detail = _nearest(error, _STATUSES), said_of(error, on_page=on_page)
     if status >= 500:
         log.error("%s", error)
@@ -266,7 +266,7 @@ def problem_of(error: TunerError, request_id: str, *, on_page: bool = False) -> 
 
 
 def store_problem(request_id: str, error: UnusableStore) -> JSONResponse:
-    """The answer to a request that cannot use the store. The error itself is logged."""
+    """Return the answer to a request that cannot use the store, and log the error itself."""
     return _response(problem_of(error, request_id), {"Retry-After": str(RETRY_S)})
 
 
@@ -375,11 +375,11 @@ T = TypeVar("T")
 
 
 def _nearest(error: BaseException, table: Mapping[type[BaseException], T]) -> T:
-    """The table's value for the error's own class, or else for its nearest base class there."""
+    """Return the table's value for the error's class, or for its nearest base class there."""
     return next(table[kind] for kind in type(error).__mro__ if kind in table)
 
 
 def _urn_of(kind: str) -> str:
-    """The `type` of an error of a class."""
+    """Return the `type` of an error of a class."""
     kebab = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind).lower()
     return f"urn:engine-tuner:error:{kebab}"

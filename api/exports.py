@@ -39,7 +39,7 @@ _TAG = re.compile(r'(?:W/)?("[^"]*")')
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """Which export to make."""
+    """The export to make."""
 
     device: Device
     engine: str  # as `find_engine` takes it
@@ -62,7 +62,7 @@ class Archive:
 
     @property
     def data(self) -> bytes:
-        """Return the tar, unpacked for whoever sends it: only the packed bytes are kept."""
+        """Return the tar, unpacked for each client: only the packed bytes are kept."""
         return zlib.decompress(self.packed)
 
 
@@ -75,10 +75,10 @@ class Exports:
         self._kept: dict[object, Archive | ExportRefused] = {}  # the newest last
 
     async def get(self, wanted: ExportRequest) -> Archive:
-        """The archive for what is stored now.
+        """Return the archive of the winners that are stored now.
 
-        Raises UnknownEngine, ExportRefused, UnusableStore, and UnwritableOutput where there is no
-        room for temporary files.
+        Raises UnknownEngine, ExportRefused, UnusableStore, and UnwritableOutput if there is no room
+        for temporary files.
         """
         found = await to_thread.run_sync(self._find, wanted, limiter=self._one_at_a_time)
         if isinstance(found, ExportRefused):
@@ -104,7 +104,7 @@ def _held(found: Archive | ExportRefused) -> int:
 
 
 def is_named(etag: str, if_none_match: Iterable[str]) -> bool:
-    """Whether an If-None-Match names a tag, by RFC 9110's weak comparison."""
+    """Say whether an If-None-Match names a tag, by RFC 9110's weak comparison."""
     named = ",".join(if_none_match)
     return named.strip() == "*" or etag in _TAG.findall(named)
 
@@ -112,9 +112,9 @@ def is_named(etag: str, if_none_match: Iterable[str]) -> bool:
 def make_archive(
     store: ResultStore, wanted: ExportRequest, engine: Engine
 ) -> Archive | ExportRefused:
-    """An archive of what is stored, or why there is none.
+    """Return an archive of the stored winners, or the reason why there is none.
 
-    Raises UnusableStore, and UnwritableOutput where there is no room for temporary files.
+    Raises UnusableStore, and UnwritableOutput if there is no room for temporary files.
     """
     problems = [wanted.problem] if wanted.problem is not None else []
     name = f"{wanted.device.name}-{engine.name}-{engine.version}"
@@ -159,7 +159,7 @@ def make_archive(
 def _use(
     name: str, variables: Sequence[str], server_flags: Sequence[ServerFlags], notes: Sequence[str]
 ) -> Iterator[str]:
-    """Say how servers are pointed at the unpacked folder."""
+    """Say how to point servers at the unpacked folder."""
     for variable in variables:
         yield export_line(variable, f"/path/to/{name}")
     yield from notes
@@ -170,7 +170,7 @@ def _use(
 
 
 def files_state(folders: Iterable[Path]) -> str:
-    """A text that changes when a file below the folders does."""
+    """Return a text that changes if a file below the folders changes."""
     digest = hashlib.sha256()
     for folder in folders:
         # Not sorted: a folder lists its files in the same order until it changes.

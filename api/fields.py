@@ -45,7 +45,7 @@ from tuner.tuning.request import parse_source
 
 
 def refuse_words(value: object) -> object:
-    """Raises ValueError for "8" and true, which Pydantic would read as numbers."""
+    """Raise ValueError for "8" and true, which Pydantic would read as numbers."""
     # Pydantic's strict numbers would also refuse 8.0, which is a whole number in JSON.
     if isinstance(value, str | bool):
         raise ValueError("should be a number")
@@ -81,7 +81,7 @@ class Strict(BaseModel):
 
 
 def body_field(option: Option) -> tuple[Any, Any]:
-    """The type of an option's field in a posted body, and Pydantic's Field."""
+    """Return the type of an option's field in a posted body, and Pydantic's Field."""
     found = _annotation(option.takes)
     default = list(option.default) if isinstance(option.default, tuple) else option.default
     field = Field(default, description=option.description or option.help)
@@ -107,7 +107,7 @@ def _annotation(takes: Type) -> Any:  # noqa: ANN401  # a type
 
 
 def _several(each: Any, most: int | None) -> Any:  # noqa: ANN401  # types
-    """The type of a list that is not empty."""
+    """Return the type of a list that is not empty."""
     return Annotated[list[each], Field(min_length=1, max_length=most)]
 
 
@@ -118,7 +118,7 @@ def _number(number: type, bounds: WholeNumber | Number) -> Any:  # noqa: ANN401 
 
 @cache
 def _model(record: Record) -> type[Strict]:
-    """The model of an object with the record's fields."""
+    """Return the model of an object with the record's fields."""
     fields: dict[str, Any] = {}
     for field in record.fields:
         number = _number(int if isinstance(field.type, WholeNumber) else float, field.type)
@@ -162,7 +162,7 @@ IN_WORDS = {
 
 
 def refusing(check: Callable[[Any], object], kind: str = REFUSED) -> AfterValidator:
-    """Return a validator that refuses what `check` raises BadInput for, as Pydantic refuses values.
+    """Return a validator that turns the BadInput of `check` into an error of Pydantic.
 
     So an answer names the mistakes of all fields, each at its place.
     """
@@ -186,7 +186,7 @@ DeviceName = Annotated[
         min_length=1,
         max_length=60,
         pattern=_DEVICE,
-        description="A GPU of GET /v1/devices, by any of its names.",
+        description="Any name of a GPU of GET /v1/devices.",
         examples=["L40S", "NVIDIA_H200"],
     ),
 ]
@@ -207,7 +207,7 @@ Cursor = Annotated[
         min_length=1,
         max_length=400,
         pattern=r"^[A-Za-z0-9_-]+$",
-        description="`next` of the page before.",
+        description="The `next` of the page before.",
     ),
 ]
 
@@ -227,7 +227,7 @@ EngineSpec = Annotated[
         {
             "type": "string",
             "pattern": rf"^({'|'.join(engine_names())})(==[0-9][A-Za-z0-9.+]{{0,30}})?$",
-            "description": "An engine, or exactly one version of it.",
+            "description": "An engine, or an exact version of it.",
             "examples": ["sglang", "sglang==0.5.16"],
         }
     ),

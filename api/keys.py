@@ -1,7 +1,7 @@
-"""Keys of requests: the first one, which keys a server needs, and how seldom the store is asked.
+"""Keys of requests: the first key, the keys that a server needs, and few questions to the store.
 
-Valid keys are remembered for two seconds, and wrong ones counted for each address: keys cannot be
-guessed, but asking the store takes time. The tokens of sessions are keys here, too.
+Valid keys are remembered for two seconds, and wrong keys are counted for each address: keys cannot
+be guessed, but the store takes time to answer. The tokens of sessions are keys here, too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ADD = "`tuner admin keys create NAME --scope admin`"  # for messages
 
 
 def counted(address: str) -> str:
-    """Return the address, or the /64 of an IPv6 address: one client may have all of it."""
+    """Return the address, or the /64 of an IPv6 address: a client may have the whole /64."""
     if ":" not in address:
         return address
     host = IPv6Address(address)
@@ -47,7 +47,7 @@ def counted(address: str) -> str:
 
 
 class TooManyWrong(Exception):
-    """An address sent too many wrong keys; `wait_s` says when its keys are looked up again."""
+    """An address sent too many wrong keys; its keys are looked up again after `wait_s`."""
 
     def __init__(self, wait_s: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class WrongKeys:
         return tally is not None and tally.wrong + tally.asking >= MOST_WRONG
 
     def wait_s(self, address: str) -> int:
-        """Whole seconds until the count starts again, at least 1."""
+        """Return the whole seconds until the count starts again, at least 1."""
         tally = self._tallies.get(counted(address))
         return max(1, round(tally.ends - self._clock())) if tally else 1
 
@@ -109,10 +109,10 @@ class WrongKeys:
 
 
 class KnownKeys:
-    """The keys of a store, asked for as seldom as possible.
+    """Remembers the keys of a store, to ask the store seldom.
 
     An address that sent too many wrong keys may share a proxy or a router with honest clients. So a
-    key that is valid is never refused: its hash is among those of all valid keys, which are read at
+    valid key is never refused: its hash is among the hashes of all valid keys, which are read at
     most every FRESH_S.
     """
 
@@ -127,7 +127,7 @@ class KnownKeys:
     async def find(
         self, keys: KeyStore | SessionStore, token: str, address: str, path: str
     ) -> ApiKey | None:
-        """What `keys.find` answers, or answered at most FRESH_S ago.
+        """Return the answer of `keys.find`, at most FRESH_S old.
 
         Raises TooManyWrong for a wrong key from an address that sent many.
         """
@@ -162,14 +162,14 @@ class KnownKeys:
 
 
 def make_first_key(keys: KeyStore, environ: Mapping[str, str]) -> bool:
-    """Make the key, and return whether this process did and no other one meanwhile.
+    """Make the first key. Return False if another process made it meanwhile.
 
     Raises BadInput if the command line has a key already, which the first key must not replace.
     """
     if environ.get(KEY_VARIABLE):
         raise BadInput(
             f"{KEY_VARIABLE} is set, and the store has no key: unset it, and `tuner serve` makes a "
-            f"key; or make one with {ADD}"
+            f"key; or make a key with {ADD}"
         )
     path, written = key_path(environ), []
 
@@ -186,7 +186,7 @@ def make_first_key(keys: KeyStore, environ: Mapping[str, str]) -> bool:
 
 
 def _write(path: Path, key: str) -> None:
-    """A file that its owner alone may read, whole or not at all, and never instead of another."""
+    """Write a file that only its owner may read, whole or not at all, never over another file."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".api-key-")  # mode 0600
@@ -221,7 +221,8 @@ def _link(name: str, path: Path) -> None:
 class KeyPolicy:
     """Which keys requests need, in a sentence.
 
-    If the user has a valid key, `key_name` is its name, and `key_file` its file, if it is in one.
+    If the user has a valid key, `key_name` is its name, and `key_file` its file, if the key is in a
+    file.
     """
 
     words: str
@@ -232,10 +233,10 @@ class KeyPolicy:
 def check_keys(
     settings: ApiSettings, host: str, environ: Mapping[str, str] = os.environ
 ) -> KeyPolicy:
-    """Make the first key of a store that never had one, and say which keys requests need.
+    """Make the first key of a store that never had a key, and say which keys requests need.
 
     Raises BadInput for `no_auth` beyond loopback or with a store that ever had a key; for an
-    address beyond loopback without a valid key; and where the command line has a key already, which
+    address beyond loopback without a valid key; and if the command line has a key already, which
     the first key must not replace.
     """
     with KeyStore.open(settings.service.database_url) as keys:
@@ -252,7 +253,7 @@ def check_keys(
         if not keys.any_ever() and make_first_key(keys, environ):
             path = key_path(environ)
             return KeyPolicy(
-                f"Every request needs a key. A first one, of scope admin, is in {path}.",
+                f"Every request needs a key. The first key, of scope admin, is in {path}.",
                 path,
                 LOCAL,
             )
@@ -268,24 +269,24 @@ def _refuse_no_auth(keys: KeyStore, host: str) -> None:
     if keys.any_ever():
         raise BadInput(
             "--no-auth is refused, because the store has or had keys: leave it out, and use a key "
-            f"({ADD} makes one)"
+            f"({ADD} makes a key)"
         )
 
 
 def _key_policy(keys: KeyStore, environ: Mapping[str, str]) -> KeyPolicy:
     if not keys.any():
-        return KeyPolicy(f"Every request needs a key, and none is valid: {ADD} makes one.")
+        return KeyPolicy(f"Every request needs a key, and none is valid: {ADD} makes a key.")
     try:
         mine = api_key(environ)
     except BadInput as error:
         return KeyPolicy(f"Every request needs a key. The command line has none: {error}.")
     if mine is None:
-        return KeyPolicy(f"Every request needs a key. The command line has none: {ADD} makes one.")
+        return KeyPolicy(f"Every request needs a key. The command line has none: {ADD} makes it.")
     where = KEY_VARIABLE if environ.get(KEY_VARIABLE) else key_path(environ)
     key = keys.find(mine)
     if key is None or key.state(utc_now()) is not KeyState.VALID:
         return KeyPolicy(
-            f"Every request needs a key. The one in {where} is not valid: {ADD} makes one."
+            f"Every request needs a key. The key in {where} is not valid: {ADD} makes a key."
         )
     file = where if isinstance(where, Path) else None
     return KeyPolicy(

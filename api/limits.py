@@ -1,4 +1,4 @@
-"""How much each caller may ask for: rates, and requests that run at once.
+"""Limit each caller: rates, and requests that run at once.
 
 Rates are counted in Redis for all API processes, or in this process.
 """
@@ -32,7 +32,7 @@ _PREFIX = "tuner-rates"
 
 
 class Limiter:
-    """Counts what each caller does. Safe to share between threads.
+    """Counts the requests of each caller. Safe to share between threads.
 
     While Redis is unreachable, each process applies the rates to the requests that it sees.
     """
@@ -44,11 +44,11 @@ class Limiter:
 
     @property
     def waits(self) -> bool:
-        """Whether `check` asks Redis, which takes time."""
+        """Say whether `check` asks Redis, which takes time."""
         return self._shared is not None and time.monotonic() >= self._away_until
 
     def check(self, rates: tuple[RateLimitItem, ...], what: str, who: str) -> None:
-        """Count one more. Raises HTTPException 429, with the seconds to wait, above a rate."""
+        """Count a request. Raises HTTPException 429, with the seconds to wait, above a rate."""
         for rate in rates:
             if wait_s := self._wait_s(rate, what, who):
                 raise HTTPException(429, f"more than {rate}", {"Retry-After": str(wait_s)})
@@ -64,7 +64,7 @@ class Limiter:
 
 
 def _hit(windows: MovingWindowRateLimiter, rate: RateLimitItem, what: str, who: str) -> int:
-    """Count one more: 0, or the seconds until it is allowed for certain."""
+    """Count a request. Return 0, or the seconds until it is allowed for certain."""
     if windows.hit(rate, what, who):
         return 0
     reset_at, _ = windows.get_window_stats(rate, what, who)
@@ -100,7 +100,7 @@ _EXPORTS = "/v1/exports/"
 
 
 class Turns:
-    """So many at once."""
+    """Bounds the number of requests that run at once."""
 
     def __init__(self, at_once: int) -> None:
         self._free = anyio.Semaphore(at_once)
@@ -109,7 +109,7 @@ class Turns:
     async def take(self, scope: Scope, receive: Receive, send: Send) -> AsyncIterator[Send | None]:
         """Wait for a turn, which ends when the answer begins: a slow client keeps none.
 
-        Gives the `send` to answer with; None where the request waited in vain and was answered.
+        Yields the `send` to answer with; None if the request waited in vain and was answered.
         """
         if not await self._is_free():
             later, text = {"Retry-After": str(RETRY_S)}, "the server is busy: try again"
@@ -138,7 +138,7 @@ class Turns:
 
 
 class Pace:
-    """Space out the requests of each address, which wait as long as it takes."""
+    """Spaces out the requests of each address, which wait as long as it takes."""
 
     def __init__(self, gap_s: float) -> None:
         self._gap_s = gap_s
@@ -156,7 +156,7 @@ class Pace:
 
 
 class TakeTurns:
-    """ASGI middleware: requests take turns. Health checks never wait."""
+    """ASGI middleware: lets requests take turns. Health checks never wait."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

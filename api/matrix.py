@@ -1,7 +1,7 @@
-"""Problems by device: what is tuned, predicted, stale or missing, kept up to date in memory.
+"""Problems by device: tuned, predicted, stale or missing, kept up to date in memory.
 
-A store may hold half a million winners. They are summed up once; later, only what was published
-since is read.
+A store may hold half a million winners. They are summed up once; later, only newly published
+winners are read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MOST_WATCHED = 5000  # requests of the watch list that are looked at
 
 
 class CellState(str, Enum):
-    """What there is for a problem on a device."""
+    """The state of a problem on a device."""
 
     MEASURED = "measured"
     PREDICTED = "predicted"
@@ -60,7 +60,7 @@ class MatrixOrder(str, Enum):
 
 @dataclass(frozen=True)
 class CoverageRow:
-    """A problem in an engine, and what there is for each device."""
+    """A problem in an engine, with a cell for each device."""
 
     problem: str
     engine: str
@@ -69,24 +69,24 @@ class CoverageRow:
     cells: Mapping[str, Mapping[str, Any]]  # by device
 
     def as_json(self, devices: Iterable[str]) -> dict[str, Any]:
-        """The row as the API shows it, with the cells of some devices."""
+        """Return the row as the API shows it, with the cells of some devices."""
         cells = [self.cells[name] for name in devices if name in self.cells]
         return {**vars(self), "models": list(self.models), "cells": cells}
 
     def best(self, name: str) -> Any:  # noqa: ANN401 (a number or a time)
-        """The largest value of a field of its cells; None without any."""
+        """Return the largest value of a field of its cells; None without any."""
         return max((c[name] for c in self.cells.values() if c[name] is not None), default=None)
 
 
 def has_words(text: str, *said: object) -> bool:
-    """Return whether a row has each word of a search, in capitals or not."""
+    """Say whether a row has each word of a search, in capitals or not."""
     row = " ".join(map(str, said)).casefold()
     return all(word in row for word in text.casefold().split())
 
 
 @dataclass(frozen=True)
 class RowFilter:
-    """Which rows to show. An empty value leaves nothing out."""
+    """Selects the rows to show. An empty value leaves nothing out."""
 
     text: str = ""  # each word stands in the problem or in a model's name
     family: str = ""
@@ -95,7 +95,7 @@ class RowFilter:
     order: MatrixOrder = MatrixOrder.NAME
 
     def has(self, row: CoverageRow, devices: Iterable[str]) -> bool:
-        """Return whether the filter keeps a row; `devices` are those of all rows."""
+        """Say whether the filter keeps a row; `devices` are the devices of all rows."""
         if self.family and row.family != self.family:
             return False
         if self.state is CellState.NOTHING:
@@ -120,14 +120,14 @@ class RowFilter:
 
     @property
     def digest(self) -> str:
-        """As `JobQuery.digest`."""
+        """Return the filter's digest, as `JobQuery.digest` does for a query."""
         said = repr({**vars(self), "devices": sorted(self.devices)})
         return hashlib.sha256(said.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What was read of the store."""
+    """The facts that were read from the store."""
 
     seen: Seen | None = None
     summaries: Mapping[tuple[int, int], StoredSummary] = field(default_factory=dict)
@@ -145,20 +145,20 @@ class Matrix:
         watches: Callable[[], Sequence[Watch | UnreadableWatch]],
         workers: Callable[[], Sequence[WorkerStatus]],
     ) -> None:
-        """`watches` reads the watch list, `workers` the known workers."""
+        """Take the functions that read the watch list and the known workers."""
         self._lookups, self._read_watches, self._workers = lookups, watches, workers
         self._lock = threading.Lock()
         self._known = _Known()
         self._fresh_until = self._watched_until = 0.0
 
     def find(self, wanted: RowFilter) -> list[CoverageRow]:
-        """The rows that are wanted, in order. Raises UnusableStore."""
+        """Return the rows that the filter keeps, in order. Raises UnusableStore."""
         rows = self.rows()
         devices = devices_of(rows)
         return sorted((row for row in rows if wanted.has(row, devices)), key=wanted.place)
 
     def rows(self) -> Sequence[CoverageRow]:
-        """All rows, at most FRESH_S old. Raises UnusableStore."""
+        """Return all rows, at most FRESH_S old. Raises UnusableStore."""
         with self._lock:
             if time.monotonic() >= self._fresh_until:
                 self._refresh()
@@ -166,7 +166,7 @@ class Matrix:
             return self._known.rows
 
     async def warm(self) -> None:
-        """Sum up the store before somebody asks."""
+        """Sum up the store before the first request."""
         try:
             await to_thread.run_sync(self.rows, abandon_on_cancel=True)
         except TunerError as error:  # each request is told
@@ -198,7 +198,7 @@ class Matrix:
         self._known = _Known(seen, summaries, watches, watched, rows)
 
     def _on_shelf(self, watched: Sequence[JobRequest]) -> set[tuple[str, str, Problem]]:
-        """Return the devices, engines and problems of requests that the shelf answers."""
+        """Return the devices, engines and problems of the requests that the shelf answers."""
         engines = {one.engine.partition("==")[0] for one in watched}
         devices, asked = {one.device for one in watched}, {one.problem for one in watched}
         shelved = {one.problem for one in published_for(devices, engines, asked)}
@@ -208,7 +208,7 @@ class Matrix:
         return {(one.device, one.engine, one.problem) for one in answered}
 
     def _lacks(self, known: _Known) -> bool:
-        """Return whether another server of the store withdrew a result that is known here."""
+        """Say whether another server of the store withdrew a result that is known here."""
         counted: Counter[int] = Counter()
         for one in known.summaries.values():
             counted[one.cursor[0]] += sum(one.points.values())
@@ -224,14 +224,14 @@ def _requests(
 
 
 def counts_of(rows: Sequence[CoverageRow]) -> dict[str, int]:
-    """The number of cells in each state, and of the gaps between them."""
+    """Return the number of cells in each state, and of the gaps between them."""
     found = Counter(cell["state"] for row in rows for cell in row.cells.values())
     found[CellState.NOTHING] = len(rows) * len(devices_of(rows)) - found.total()
     return {state.value: found[state] for state in CellState}
 
 
 def devices_of(rows: Iterable[CoverageRow]) -> list[str]:
-    """The devices that have a cell, by name."""
+    """Return the devices that have a cell, by name."""
     return sorted({name for row in rows for name in row.cells})
 
 
@@ -265,7 +265,7 @@ def _row(
 
 
 def _rank(cell: Mapping[str, Any]) -> tuple[object, ...]:
-    """If a device has several results, the one with the highest rank is shown."""
+    """Rank a cell: of several results for a device, the result with the highest rank is shown."""
     order = ("missing", "untuned", "stale", "predicted", "measured")
     return order.index(cell["state"]), cell["newest"] or ""
 

@@ -1,4 +1,4 @@
-"""Around every request: its id, log line and metrics, and what its body may hold."""
+"""Middleware around every request: its id, log line and metrics, and checks of its body."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Observe:
 
 
 class AnswerHead:
-    """ASGI middleware: a HEAD is answered as its GET would be, without the body."""
+    """ASGI middleware: answers a HEAD as its GET, without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -117,7 +117,7 @@ class AnswerHead:
 
 
 class RefuseWithoutStore:
-    """ASGI middleware: refuses what needs the store while no request may use it."""
+    """ASGI middleware: refuses requests that need the store while no request may use it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -140,9 +140,9 @@ class Refused(Exception):
 
 
 def check_json(body: bytes) -> object:
-    """The value of a body.
+    """Return the value of a body.
 
-    Raises Refused for one that is not plain JSON, or that a database cannot store.
+    Raises Refused if it is not plain JSON, or a database cannot store it.
     """
     try:
         value = json.loads(
@@ -178,7 +178,7 @@ def _check_values(value: object) -> None:
 
 
 def check_text(text: str) -> None:
-    """Raises Refused for a text that a database cannot store."""
+    """Raise Refused for a text that a database cannot store."""
     try:
         text.encode()
     except UnicodeEncodeError:

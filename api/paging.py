@@ -1,6 +1,6 @@
-"""Which part of a list is asked for: filters, pages, and cursors.
+"""The parameters of lists: filters, pages, and cursors.
 
-An unknown parameter is refused, and the nearest known one is named. Cursors say where the next page
+An unknown parameter is refused, and the nearest name is suggested. Cursors say where the next page
 begins. They are opaque to clients and checked when sent back.
 """
 
@@ -40,38 +40,38 @@ from tuner.tuning.request import Effort
 from workers.coverage import WatchedFilter
 from workers.watches import check_model
 
-Next = Annotated[str | None, Field(description="`after` of the next page; null on the last.")]
+Next = Annotated[str | None, Field(description="The next page's `after`; null on the last page.")]
 
 
 class Page(Strict):
-    """Which page of a list."""
+    """The page of a list."""
 
     after: Cursor | None = None
     limit: int = Field(50, ge=1, le=1000)
 
 
 class NightsPage(Page):
-    """Which nights to list."""
+    """The nights to list."""
 
     limit: int = Field(50, ge=1, le=50)
 
 
 class JobPage(Page):
-    """Which jobs to list."""
+    """The jobs to list."""
 
     device: DeviceName | None = None
     model: Name | None = Field(
         None, description="A part of the model's name in the job's request, in either case."
     )
     client: Name | None = Field(
-        None, description="Who posted it first: a key's name, nightly or local."
+        None, description="The first client that posted it: a key's name, nightly or local."
     )
     state: list[JobState] = Field(
-        [], max_length=len(JobState), description="One of these, as state=failed&state=dead."
+        [], max_length=len(JobState), description="Any of these states: state=failed&state=dead."
     )
 
     def query(self) -> JobQuery:
-        """The query of the store. Raises UnknownDevice."""
+        """Return the query of the store. Raises UnknownDevice."""
         return JobQuery(
             device=find_device(self.device).name if self.device else None,
             model=self.model,
@@ -81,20 +81,20 @@ class JobPage(Page):
 
 
 class StoredPage(Page):
-    """Which stored results to list."""
+    """The stored results to list."""
 
     device: DeviceName | None = None
 
 
 class MatrixPage(Page):
-    """Which problems to show by device."""
+    """The problems to show by device."""
 
     q: Name | None = Field(None, description="Words of a problem's text or of its models' names.")
-    family: Name | None = Field(None, description="Like fused_moe.")
+    family: Name | None = Field(None, description="A family, such as fused_moe.")
     state: CellState | None = Field(
-        None, description="nothing: problems that lack a cell of one of these devices, or of all."
+        None, description="nothing: problems that lack a cell of any of these devices, or of all."
     )
-    device: list[DeviceName] = Field([], max_length=100, description="Several may be given.")
+    device: list[DeviceName] = Field([], max_length=100, description="Repeat it for several.")
     order: MatrixOrder = MatrixOrder.NAME
 
     def wanted(self) -> RowFilter:
@@ -109,7 +109,7 @@ class MatrixPage(Page):
 
 
 class ResultOf(Strict):
-    """Which result to show."""
+    """The result to show."""
 
     problem: Name = Field(description="A problem's text.", examples=[EXAMPLE_PROBLEM])
     device: DeviceName
@@ -117,11 +117,11 @@ class ResultOf(Strict):
 
 
 class WatchedPage(Page):
-    """Which watched models to list."""
+    """The watched models to list."""
 
     device: DeviceName | None = None
-    model: Name | None = Field(None, description="As the watch names it.")
-    family: Name | None = Field(None, description="Like fused_moe.")
+    model: Name | None = Field(None, description="The model's name in the watch.")
+    family: Name | None = Field(None, description="A family, such as fused_moe.")
     limit: int = Field(20, ge=1, le=100)
 
     def wanted(self) -> WatchedFilter:
@@ -131,7 +131,7 @@ class WatchedPage(Page):
 
 
 class ExportIn(Strict):
-    """Which export to make."""
+    """The export to make."""
 
     engine: EngineSpec = "sglang"
     allow_predicted: bool = Field(False, description="Export predicted winners too.")
@@ -139,13 +139,13 @@ class ExportIn(Strict):
     server_args: str = Field(
         "",
         max_length=SERVER_ARGS,
-        description="Flags and variables that servers are started with. They decide what runs "
-        "without the files, and so which files are faster and are exported.",
+        description="Flags and variables that servers are started with. They decide which kernels "
+        "run without the files, and so which files are faster and are exported.",
     )
 
 
 class WinnersQuery(Strict):
-    """Whose winners to list."""
+    """The device and the engine whose winners to list."""
 
     device: KnownDevice
     engine: EngineSpec = "sglang"
@@ -165,7 +165,7 @@ class PlanQuery(Strict):
     effort: Effort = Effort.STANDARD
 
     def body(self) -> SubmitModel:
-        """The body that would queue the jobs of the plan. Raises RequestValidationError."""
+        """Return the body that would queue the jobs of the plan. Raises RequestValidationError."""
         try:
             return SubmitModel.model_validate(self.model_dump(mode="json", exclude_unset=True))
         except ValidationError as error:
@@ -179,9 +179,9 @@ T = TypeVar("T")
 def page_of(
     found: Sequence[T], limit: int, position: Callable[[T], Sequence[Any]]
 ) -> tuple[Sequence[T], str | None]:
-    """A page, and the cursor behind its last item; None where nothing comes after it.
+    """Return a page, and the cursor behind its last item; None if nothing comes after it.
 
-    `found` holds one item more than `limit`, if there are so many: it shows that there is more.
+    `found` holds one item more than `limit` if the list goes on after the page.
     """
     page = found[:limit]
     if len(found) <= limit:
@@ -190,12 +190,12 @@ def page_of(
 
 
 def cursor_at(position: Sequence[Any]) -> str:
-    """The cursor of a page that begins behind a position."""
+    """Return the cursor of a page that begins behind a position."""
     return base64.urlsafe_b64encode(json.dumps(position).encode()).decode().rstrip("=")
 
 
 def read_cursor(text: str | None, read: Callable[[Any], T]) -> T | None:
-    """The position that `page_of` encoded. Raises BadInput for any other text."""
+    """Return the position that `page_of` encoded. Raises BadInput for any other text."""
     if text is None:
         return None
     try:
@@ -206,7 +206,7 @@ def read_cursor(text: str | None, read: Callable[[Any], T]) -> T | None:
 
 
 def read_pair(values: Any) -> tuple[int, int]:  # noqa: ANN401 (JSON)
-    """Two whole numbers. Raises BadInput."""
+    """Return two whole numbers. Raises BadInput."""
     match values:
         case [int(first), int(second)] if _is_whole(first) and _is_whole(second):
             return first, second
@@ -214,7 +214,7 @@ def read_pair(values: Any) -> tuple[int, int]:  # noqa: ANN401 (JSON)
 
 
 def read_one(values: Any) -> int:  # noqa: ANN401 (JSON)
-    """A whole number. Raises BadInput."""
+    """Return a whole number. Raises BadInput."""
     match values:
         case [int(number)] if _is_whole(number):
             return number
@@ -222,12 +222,12 @@ def read_one(values: Any) -> int:  # noqa: ANN401 (JSON)
 
 
 def job_position(query: JobQuery) -> Callable[[Job], Sequence[Any]]:
-    """How a job's place in the list of a query is written into a cursor."""
+    """Return a function that gives a job's place in the list of a query, for a cursor."""
     return lambda job: [job.created_at.isoformat(), job.id, query.digest]
 
 
 def read_cursor_of(digest: str, text: str | None, read: Callable[[Any], T]) -> T | None:
-    """As `read_cursor`, of a position whose last value is the digest of its list.
+    """Read a cursor as `read_cursor` does, if the last value of its position is the list's digest.
 
     Raises BadInput for a cursor of another list: its page would begin at a place without meaning.
     """
@@ -243,7 +243,7 @@ def read_cursor_of(digest: str, text: str | None, read: Callable[[Any], T]) -> T
 
 
 def read_job_place(values: Any) -> tuple[datetime, str]:  # noqa: ANN401 (JSON)
-    """The (created_at, id) of a job. Raises BadInput."""
+    """Return the (created_at, id) of a job. Raises BadInput."""
     match values:
         case [str(at), str(job_id)] if job_id.isascii() and job_id.isalnum():
             time = datetime.fromisoformat(at)
@@ -261,7 +261,7 @@ def read_row_place(values: Any) -> list[Any]:  # noqa: ANN401 (JSON)
 
 
 def read_date_and_id(values: Any) -> tuple[date, int]:  # noqa: ANN401 (JSON)
-    """The position of a night in the list of nights: its date, and its id."""
+    """Return the position of a night in the list of nights: its date and its id."""
     match values:
         case [str(day), int(night_id)] if _is_whole(night_id):
             return date.fromisoformat(day), night_id

@@ -1,7 +1,7 @@
 """The fields of bodies.
 
-An unknown field is refused, and the nearest known one is named. No client can make this read a file
-of its choice.
+An unknown field is refused, and the nearest name is suggested. No client can make this module read
+a file of the client's choice.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ Architecture = Annotated[
     Field(
         max_length=200,
         pattern=r"^\w*$",
-        description="The class of a problem's model, as its config.json names it; it may say which "
-        "kernel servers run. Of a model by its name or config.json it is known.",
+        description="The class of a problem's model, as its config.json names it; servers may "
+        "choose kernels by it. It is known if `model` is a model's name or config.json.",
     ),
 ]
 Checkpoint = Annotated[
@@ -75,7 +75,7 @@ Checkpoint = Annotated[
     Field(
         max_length=200,
         pattern=PLAIN,
-        description="Likewise how it stores experts, as the request of a job has it.",
+        description="How the model's checkpoint stores experts, as in the request of a job.",
     ),
 ]
 FamiliesField = Annotated[
@@ -83,8 +83,8 @@ FamiliesField = Annotated[
     refusing(families_named),
     Field(
         max_length=20,
-        description="Names of families, as GET /v1/models has them, or all: their problems, also "
-        "if servers read no files for them. Default: all problems whose files servers read.",
+        description="Names of families in GET /v1/models, or all: tune their problems, also if "
+        "servers read no files for them. Default: all problems whose files servers read.",
         examples=["all", ["fused_moe", "attention"]],
     ),
 ]
@@ -92,8 +92,8 @@ ServerFlags = Annotated[
     str,
     Field(
         max_length=SERVER_ARGS,
-        description="Flags and variables that servers are started with. What decides which kernel "
-        "they run is kept.",
+        description="Flags and variables that servers are started with. The job keeps those that "
+        "decide which kernel servers run.",
     ),
 ]
 
@@ -111,36 +111,40 @@ class _SubmitJob(Strict):
         description="A model's name, as below, or the object of its config.json."
     )
     device: KnownDevice
-    name: Name | None = Field(None, description="What to call the model in lists.")
+    name: Name | None = Field(None, description="The model's name in lists.")
     tp: Count = Field(1, description="Tensor-parallel size.")
     dtype: Dtype | None = Field(None, description="Default: the model's own.")
     engine: EngineSpec = "sglang"
     measure: Measure = "gpu"
     effort: Effort = Effort.STANDARD
     seed: Seed = 0
-    urgent: Flag = Field(False, description="Put it before the jobs that wait.")
+    urgent: Flag = Field(False, description="Queue the job before other waiting jobs.")
     architecture: Architecture = ""
     checkpoint: Checkpoint = ""
     server_args: ServerFlags = ""
 
     def fields(self, options: Iterable[Option]) -> dict[str, Any]:
-        """The JSON values of the options' fields, without nulls."""
+        """Return the JSON values of the options' fields, without nulls."""
         values = self.model_dump(mode="json", include={option.name for option in options})
         return {name: value for name, value in values.items() if value is not None}
 
     def given(self) -> list[str]:
-        """The names of the fields that were sent with another value than their default."""
+        """List the names of the fields that were sent with another value than their default."""
         fields = type(self).model_fields.items()
         sent = self.model_fields_set
         return [n for n, f in fields if n in sent and getattr(self, n) != f.default]
 
     def canonical(self) -> bytes:
-        """The body as JSON text that is equal for equal requests, whatever their spelling was."""
+        """Return the body as JSON text that is equal for equal requests, whatever their spelling
+        was.
+        """
         return json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()
 
 
 def _family_fields() -> dict[str, Any]:
-    """The families' fields of a submission, by name. The first family with a name defines it."""
+    """Return the families' fields of a submission, by name. The first family with a name defines
+    it.
+    """
     every = (option for family in reversed(families()) for option in family.options)
     return {option.name: body_field(option) for option in every}
 
@@ -152,11 +156,11 @@ else:
 
 
 class _SubmitModel(_SubmitJob):
-    """A model to tune: a job for each of its problems that is worth it."""
+    """A model to tune: a job for each of its problems that is worth tuning."""
 
     families: FamiliesField = []
     problems: list[Name] = Field(
-        [], max_length=100, description="Only these of them, as GET /v1/plan has them."
+        [], max_length=100, description="Tune only these problems, as in GET /v1/plan."
     )
 
 
@@ -178,14 +182,14 @@ class RefusedJob:
     errors: Sequence[Mapping[str, Any]]  # Pydantic's, each of a text that was refused
 
     def canonical(self) -> bytes:
-        """As `SubmitJob.canonical`."""
+        """Return the job's JSON text, as `SubmitJob.canonical` does."""
         return json.dumps(self.values, sort_keys=True).encode()
 
 
 def _or_refused(
     values: Mapping[str, Any], read: ValidatorFunctionWrapHandler
 ) -> SubmitJob | RefusedJob:
-    """Let an unknown name refuse its job alone. What the schema forbids refuses the whole batch."""
+    """Let an unknown name refuse its job alone. A breach of the schema refuses the batch."""
     try:
         job: SubmitJob = read(values)
     except ValidationError as error:
@@ -212,11 +216,11 @@ class SubmitJobs(Strict):
     )
 
     def read(self) -> Sequence[SubmitJob | RefusedJob]:
-        """The jobs, and what became of the ones with unknown names."""
+        """Return the jobs; a job with unknown names is a RefusedJob."""
         return self.jobs
 
     def canonical(self) -> bytes:
-        """As `SubmitJob.canonical`."""
+        """Return the batch's JSON text, as `SubmitJob.canonical` does."""
         return b"[%s]" % b",".join(job.canonical() for job in self.read())
 
 
@@ -246,7 +250,7 @@ gpus = 8
 
 
 class BundleIn(Strict):
-    """What to pack, and for which cluster."""
+    """The cluster and the device to pack a bundle for."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"cluster": EXAMPLE_CLUSTER, "device": "L40S"}]}
@@ -255,12 +259,12 @@ class BundleIn(Strict):
     cluster: str = Field(
         min_length=1,
         max_length=CLUSTER_CHARS,
-        description="The text of a cluster.toml; see `tuner bundle`.",
+        description="The text of a cluster.toml, as `tuner bundle` reads it.",
     )
     device: KnownDevice
     allow_predicted: Annotated[Flag, Field(description="Pack predicted winners too.")] = False
     allow_missing: Annotated[
-        Flag, Field(description="Pack without all files that the servers ask for.")
+        Flag, Field(description="Pack even if files are missing that the servers ask for.")
     ] = False
 
 
@@ -282,13 +286,13 @@ class KeyIn(Strict):
         "submit",
         max_length=40,
         pattern=SCOPES,
-        description="read, submit or admin; `submit,urgent` lets its jobs go before waiting ones.",
+        description="read, submit or admin; `submit,urgent` allows jobs before other waiting jobs.",
     )
     expires: Annotated[str | None, refusing(_ends)] = Field(
         None,
         max_length=20,
         pattern=ENDS,
-        description="90d, or a date at whose beginning (UTC) it ends; null: never.",
+        description="A number of days such as 90d, or a date, at 00:00 UTC; null: never.",
     )
 
 
@@ -317,20 +321,20 @@ class WatchIn(Strict):
 
 
 class HideIn(Strict):
-    """Which problem of a watch to hide, or to show again."""
+    """The problem of a watch to hide, or to show again."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"problem": EXAMPLE_PROBLEM}]})
 
     problem: Name = Field(description="A problem's text.")
-    hidden: Annotated[Flag, Field(description="false: keep it tuned again.")] = True
+    hidden: Annotated[Flag, Field(description="false: keep the problem tuned again.")] = True
 
 
 class NightIn(Strict):
-    """How to do tonight's round."""
+    """The options of tonight's round."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"dry_run": True}]})
 
     dry_run: Annotated[
-        Flag, Field(description="Answer what would be queued, and queue nothing.")
+        Flag, Field(description="List the jobs that would be queued, and queue nothing.")
     ] = False
-    force: Annotated[Flag, Field(description="Do it again if it was done today.")] = False
+    force: Annotated[Flag, Field(description="Repeat the round if it was done today.")] = False

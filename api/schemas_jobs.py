@@ -15,7 +15,7 @@ from tuner.problems.results import Status
 
 
 class RequestOut(BaseModel):
-    """What a job tunes; each family adds the fields that it was asked with."""
+    """The request of a job; each family adds its own fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -30,22 +30,22 @@ class RequestOut(BaseModel):
 
 
 class CostOut(BaseModel):
-    """What a job cost, in seconds."""
+    """The cost of a job, in seconds."""
 
-    gpu_s: float = Field(description="That its GPUs were its own, added up over them.")
-    gpu_idle_s: float = Field(description="Of these, neither checking nor timing anything.")
-    cpu_s: float = Field(description="Of compile processes, and of the one that searches.")
+    gpu_s: float = Field(description="The time that GPUs were its own, the sum over the GPUs.")
+    gpu_idle_s: float = Field(description="The part of gpu_s without a check or a measurement.")
+    cpu_s: float = Field(description="The CPU time of its compile and search processes.")
 
 
 class StalledOut(BaseModel):
-    """What is known of a job whose worker sends no heartbeats. The job's state stays as it is."""
+    """The facts about a job whose worker sends no heartbeats. The job's state stays as it is."""
 
     worker: str = Field(description="The name of the worker that has the job.")
-    heartbeat_at: datetime = Field(description="The last heartbeat.")
-    last_step_at: datetime = Field(description="The job's newest event, most often its trials.")
+    heartbeat_at: datetime = Field(description="The time of the last heartbeat.")
+    last_step_at: datetime = Field(description="The time of the job's newest event.")
     lease_ends_at: datetime
     another: bool = Field(description="Whether another living worker can take the job then.")
-    why: str = Field(description="All of it in words.")
+    why: str = Field(description="These facts in words.")
 
 
 class JobOut(BaseModel):
@@ -58,33 +58,33 @@ class JobOut(BaseModel):
     unreadable: str = Field(
         "", description="Why this release cannot read the request, which is shown as it is stored."
     )
-    client: str = Field(description="Who posted it first: a key's name, nightly or local.")
-    clients: list[str] = Field(description="Who waits for it, without those that cancelled.")
+    client: str = Field(description="The first client: a key's name, nightly or local.")
+    clients: list[str] = Field(description="The clients that wait for it and did not cancel.")
     attempts: int
     cancel_requested: bool
     run_id: int | None
     error: str
-    cost: CostOut | None = Field(description="Null where it has not ended, or is not known.")
+    cost: CostOut | None = Field(description="Null if the job goes on, or it is unknown.")
     created_at: datetime
     updated_at: datetime
-    started_at: datetime | None = Field(description="When a worker first had it.")
+    started_at: datetime | None = Field(description="The time when a worker first took it.")
     finished_at: datetime | None
     waiting: str = Field(
         "",
-        description="Why it does not go on: no living worker can do it, or its worker is silent.",
+        description="Why the job waits: no living worker can do it, or its worker is silent.",
     )
     stalled: StalledOut | None = Field(
-        None, description="Set while its worker sends no heartbeats, for 25 s or more."
+        None, description="Set if its worker has sent no heartbeats for 25 s or more."
     )
 
 
 class SubmittedOut(JobOut):
     """A job as it was accepted."""
 
-    created: bool = Field(description="False: this is an equal job from before.")
-    notes: list[str] = Field(description="What was assumed about the model.")
+    created: bool = Field(description="False: this is an equal earlier job.")
+    notes: list[str] = Field(description="The assumptions about the model.")
     estimated_gpu_s: float | None = Field(
-        None, description="By earlier runs; null where it needs no GPU or nothing is known."
+        None, description="By earlier runs; null if it needs no GPU, or nothing is known."
     )
 
 
@@ -113,7 +113,7 @@ class SubmittedModelOut(BaseModel):
 
     jobs: list[SubmittedOut]
     left_out: list[LeftOutOut]
-    notes: list[str] = Field(description="What was assumed about the model.")
+    notes: list[str] = Field(description="The assumptions about the model.")
 
 
 class KernelOut(BaseModel):
@@ -129,9 +129,9 @@ class KernelOut(BaseModel):
 class RunsOut(BaseModel):
     """The kernels that servers run, by the rules that were read of an engine's release."""
 
-    line: str = Field(description="All of it in words.")
+    line: str = Field(description="These facts in words.")
     rules_of: str
-    kernels: list[KernelOut] = Field(description="The first whose condition holds is run.")
+    kernels: list[KernelOut] = Field(description="Servers run the first kernel whose `if` holds.")
     to_triton: dict[str, str] = Field(description="Flags with which servers read tuned files.")
     needs: dict[str, str] = Field(description="Flags without which servers do not start.")
     problems: list[str]
@@ -144,15 +144,15 @@ class ProblemPlanOut(BaseModel):
     family: str
     runs: RunsOut | None = Field(description="Null: not known.")
     reads_files: Reads
-    file: FoundFile = Field(description="That servers would find today.")
-    file_triton: str | None = Field(description="Of a shipped file that another Triton made.")
+    file: FoundFile = Field(description="The file that servers would find today.")
+    file_triton: str | None = Field(description="The other Triton that made a shipped file.")
     gain: float | None = Field(description="The mean of the stored gains, or of the shelf's.")
     gain_from: Status | None
     gain_stale: str | None = Field(description="Why the stored gain does not count.")
     from_shelf: bool = Field(description="Whether the gain was measured on another machine.")
-    leave: str | None = Field(description="A library that is faster for such problems, in words.")
+    leave: str | None = Field(description="The library that is faster for such problems, in words.")
     not_measured: list[str] = Field(description="Kernels that tuning does not measure, in words.")
-    gpu_s: float | None = Field(description="An estimate of the seconds that a GPU is needed.")
+    gpu_s: float | None = Field(description="The estimated GPU seconds.")
     tune: bool
     left_out: str | None = Field(description="Why it is not worth tuning.")
 
@@ -165,11 +165,11 @@ class PlanOut(BaseModel):
     summary: str
     problems: list[ProblemPlanOut]
     left_out: list[LeftOutOut] = Field(description="Families that the model may have.")
-    notes: list[str] = Field(description="What was assumed about the model.")
+    notes: list[str] = Field(description="The assumptions about the model.")
 
 
 class JobsOut(BaseModel):
-    """A page of jobs, in the order that was asked for."""
+    """A page of jobs, in the requested order."""
 
     jobs: list[JobOut]
     next: Next
@@ -185,7 +185,7 @@ class EventOut(BaseModel):
 
 
 class PointOut(BaseModel):
-    """What a configuration is for: a gemm of a fused-MoE layer, or a stage of attention."""
+    """The point of a configuration: a gemm of a fused-MoE layer, or a stage of attention."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -194,8 +194,8 @@ class PointOut(BaseModel):
         None, description="Only for attention: extend, prefill, decode or reduce."
     )
     batch_size: int = Field(description="A layer's tokens, or attention's sequences.")
-    new_tokens: int | None = Field(None, description="Only for attention: of each sequence.")
-    cached_tokens: int | None = Field(None, description="Only for attention: of each sequence.")
+    new_tokens: int | None = Field(None, description="Only for attention: for each sequence.")
+    cached_tokens: int | None = Field(None, description="Only for attention: for each sequence.")
 
 
 class ResultOut(PointOut):
@@ -220,7 +220,7 @@ class TrialOut(ResultOut):
 
 
 class IncumbentOut(BaseModel):
-    """What the engine could run without this tuner."""
+    """A kernel that the engine could run without this tuner."""
 
     backend: str = Field(description="The library of the kernel. Only Triton's has a `config`.")
     config: dict[str, int]
@@ -232,15 +232,16 @@ class WinnerOut(ResultOut):
     """A configuration that was chosen."""
 
     incumbents: dict[str, IncumbentOut] = Field(
-        description="By name: default, shipped (in the engine's own file), and other backends. A "
-        "backend that runs all parts of a size as one kernel has 0 at the others than the first."
+        description="By name: default, shipped (in the engine's own file), and other backends. If "
+        "a backend runs all parts of a size as one kernel, its time is at the first part, and the "
+        "others have 0."
     )
     without_us: str | None = Field(
-        description="The incumbent that servers run without this program. It has no time where it "
-        "is not among the incumbents. Null: not known."
+        description="The incumbent that servers run without this program. It has no time if it is "
+        "not among the incumbents. Null: not known."
     )
     architecture: str = Field("", description="The class of these servers' model, if it is known.")
-    checkpoint: str = Field("", description="How its checkpoint stores experts, likewise.")
+    checkpoint: str = Field("", description="How the model's checkpoint stores experts, if known.")
     server_args: str = Field(
         "", description="The flags and variables that these servers are started with."
     )
@@ -248,7 +249,7 @@ class WinnerOut(ResultOut):
         description="The roofline: the least time that the device's memory and tensor cores need."
     )
     reason: str
-    run_id: int = Field(description="The run that published it: the job's own, or a later one.")
+    run_id: int = Field(description="The run that published it: the job's own, or a later run.")
     published_at: datetime
 
 
@@ -260,10 +261,10 @@ class TrialsOut(BaseModel):
 
 
 class WinnersOut(BaseModel):
-    """What is published for a job's problem, in the environment it ran in."""
+    """The winners that are published for a job's problem, in the environment it ran in."""
 
     problem: str
-    environment: EnvironmentOut | None = Field(description="Null until a worker has begun.")
+    environment: EnvironmentOut | None = Field(description="Null until a worker begins.")
     winners: list[WinnerOut]
 
 
@@ -274,7 +275,7 @@ class CurrentWinnersOut(BaseModel):
 
 
 class EnvironmentOut(BaseModel):
-    """What a time depends on. Fields are empty where nothing was measured on a GPU."""
+    """The environment of a time. Fields are empty if nothing was measured on a GPU."""
 
     device: str
     engine: str
@@ -287,7 +288,7 @@ class EnvironmentOut(BaseModel):
 
 
 class ResultHistoryOut(BaseModel):
-    """What is published for a problem on a device in one environment."""
+    """The winners that are published for a problem on a device in one environment."""
 
     environment: EnvironmentOut
     standing: str
@@ -297,7 +298,7 @@ class ResultHistoryOut(BaseModel):
 
 
 class ResultsOut(BaseModel):
-    """What is published for a problem on a device, the newest environment first."""
+    """The winners that are published for a problem on a device, the newest environment first."""
 
     problem: str
     family: str
@@ -310,21 +311,21 @@ class ResultsOut(BaseModel):
 class BestOut(PointOut):
     """The best time so far at a point."""
 
-    point: str = Field(description="As the events of the job name it.")
+    point: str = Field(description="The point's name in the events of the job.")
     best_us: float
 
 
 class IncumbentTimesOut(PointOut):
-    """A point to tune, and what the engine would run there without this tuner."""
+    """A point to tune, and the times there of the engine's own configurations."""
 
-    point: str = Field(description="As the events of the job name it.")
+    point: str = Field(description="The point's name in the events of the job.")
     times_us: dict[str, float | None] = Field(
         description="By name: default, and shipped if the engine has a file. Null: not timed yet."
     )
 
 
 class ProgressOut(BaseModel):
-    """How far a job's run has come."""
+    """The progress of a job's run."""
 
     trials: dict[str, int] = Field(description="Numbers of trials by their status.")
     best: list[BestOut]

@@ -21,14 +21,16 @@ class WorkerOut(BaseModel):
     """A worker process."""
 
     id: str
-    name: str = Field(description="The same after a restart.")
+    name: str = Field(description="It stays the same after a restart.")
     host: str
-    gpu: str = Field(description="The UUID of its GPU; empty without one.")
-    device: str = Field(description="The GPU, as GET /v1/devices names it.")
+    gpu: str = Field(description="The UUID of its GPU; empty without a GPU.")
+    device: str = Field(description="The GPU's name in GET /v1/devices.")
     devices: list[str] | None = Field(
         description="The devices whose predictions and replays it does; null: all."
     )
-    engines: list[str] = Field(description="Like sglang==0.5.16; an engine's preferred one first.")
+    engines: list[str] = Field(
+        description="Such as sglang==0.5.16; the preferred version of an engine comes first."
+    )
     packages: dict[str, str]
     state: Literal["idle", "busy", "draining", "drained", "set_aside", "stopped", "lost"]
     reason: str = Field(description="Why it was set aside.")
@@ -50,13 +52,13 @@ class KeyOut(BaseModel):
     scopes: list[str]
     state: KeyState
     created_at: datetime
-    last_used_at: datetime | None = Field(description="To the hour.")
+    last_used_at: datetime | None = Field(description="Exact to the hour.")
     expires_at: datetime | None
     revoked_at: datetime | None
 
 
 class KeysOut(BaseModel):
-    """All keys, also the revoked ones."""
+    """All keys, including revoked keys."""
 
     keys: list[KeyOut]
 
@@ -75,25 +77,25 @@ class QueuedOut(BaseModel):
     device: str
     engine: str
     measure: str
-    why: str = Field("", description="Empty for one that is measured again after a while.")
+    why: str = Field("", description="Empty if it is only measured again after a while.")
     gain_before: float | None = Field(
         None, description="The mean gain of its results before the night; null without any."
     )
     job_id: str | None = Field(
-        None, description="Its job, also one that waited before; null in a dry run."
+        None, description="Its job, even if the job waited before; null in a dry run."
     )
 
 
 class OutcomeOut(QueuedOut):
-    """A thing that a night queued, and what came of it."""
+    """A job that a night queued, and its outcome."""
 
     kind: Literal["missing", "stale", "revalidated"]
     state: JobState | None = Field(description="The job's present state; null without a job.")
     error: str = Field(description="Why the job failed, is dead, or was last given back.")
     gain_after: float | None = Field(
-        description="The mean gain of what the job's problem has where it ran, once it is done."
+        description="The mean gain of the problem's results where the job ran, once it is done."
     )
-    faster: bool = Field(description="Whether that is more than before the night.")
+    faster: bool = Field(description="Whether gain_after is more than gain_before.")
 
 
 class LeftAloneOut(BaseModel):
@@ -108,32 +110,32 @@ class NightModelOut(BaseModel):
 
     model: str
     device: str
-    new: int = Field(description="Without a result.")
+    new: int = Field(description="Problems without a result.")
     stale: int
     again: int = Field(description="Measured again though nothing has changed.")
     up_to_date: int
     left_alone: list[LeftAloneOut]
-    faster: int = Field(0, description="By now, of those that the night queued.")
+    faster: int = Field(0, description="Queued problems that are faster by now.")
 
 
 class NotDoneOut(BaseModel):
-    """What a night could not do."""
+    """A part of a night that could not be done."""
 
     what: str
     why: str
 
 
 class RoundOut(BaseModel):
-    """When a round of a night was done."""
+    """The times of a round of a night."""
 
     began: datetime
     ended: datetime
-    watch_list: str = Field(description="Names the watches of its nightly.toml; empty: no file.")
-    error: str = Field(description="Empty if it was done to its end.")
+    watch_list: str = Field(description="The digest of its nightly.toml's watches; empty: no file.")
+    error: str = Field(description="Empty if the round was done to its end.")
 
 
 class SummaryOut(BaseModel):
-    """What a night did. One that was skipped has no lists, and a dry run queued no jobs."""
+    """The summary of a night. A skipped night has no lists, and a dry run queued no jobs."""
 
     schedule: str
     date: date
@@ -141,7 +143,7 @@ class SummaryOut(BaseModel):
     watched: int | None = Field(None, description="The number of watched requests.")
     missing: list[QueuedOut] | None = None
     stale: list[QueuedOut] | None = None
-    revalidated: list[QueuedOut] | None = Field(None, description="The oldest results.")
+    revalidated: list[QueuedOut] | None = Field(None, description="The oldest results, again.")
     models: list[NightModelOut] | None = None
     errors: list[NotDoneOut] | None = Field(
         None, description="Watched requests that no job can be made of."
@@ -152,7 +154,7 @@ class SummaryOut(BaseModel):
     unmet: list[str] | None = Field(
         None, description="Why no living worker will do some of the jobs."
     )
-    rounds: list[RoundOut] | None = Field(None, description="Of a night: each was added to it.")
+    rounds: list[RoundOut] | None = Field(None, description="All rounds of a night.")
 
 
 class NightOut(BaseModel):
@@ -164,7 +166,7 @@ class NightOut(BaseModel):
     started_at: datetime
     finished_at: datetime | None
     outcomes: list[OutcomeOut] = Field(
-        [], description="What it queued and what came of it, failures first."
+        [], description="The jobs that it queued and their outcomes, failures first."
     )
 
 
@@ -174,10 +176,10 @@ class ProblemDiffOut(BaseModel):
     device: str
     problem: str
     change: Literal["only before", "only now", "changed", "the same", "not comparable"]
-    states: tuple[str, str] = Field(description="Of the two jobs; empty: a night had none.")
-    versions: tuple[str, str] = Field(description="Of engine and Triton; empty: nothing ran.")
-    sizes: int = Field(description="That both nights timed.")
-    changed: list[str] = Field(description="Sizes whose fastest configuration is another one.")
+    states: tuple[str, str] = Field(description="The two jobs' states; empty: a night had no job.")
+    versions: tuple[str, str] = Field(description="Engine and Triton; empty: nothing ran.")
+    sizes: int = Field(description="The number of sizes that both nights timed.")
+    changed: list[str] = Field(description="Sizes whose fastest configuration has changed.")
     faster: float | None = Field(description="Old times over new times: a geometric mean.")
 
 
@@ -227,7 +229,7 @@ class DevicesOut(BaseModel):
 
 
 class ModelOut(BaseModel):
-    """A model known by name. Sizes are those of the whole model.
+    """A model known by name, with the sizes of the whole model.
 
     E, intermediate and top_k are 0 if it has no experts. `families` are the families of kernels
     that can be tuned for it.
@@ -259,7 +261,7 @@ class StatusOut(BaseModel):
 
 
 class HeldOut(BaseModel):
-    """What is stored for a problem in an environment."""
+    """The results that are stored for a problem in an environment."""
 
     device: str
     problem: str
@@ -268,33 +270,33 @@ class HeldOut(BaseModel):
     why: str
     points: dict[str, int] = Field(description="Numbers of points by their winners' status.")
     speedup: float | None = Field(
-        description="How many times as fast as what `over` names: the geometric mean over the "
-        "sizes; null where nothing is timed."
+        description="How many times as fast as the baseline in `over`: the geometric mean over the "
+        "sizes; null if nothing is timed."
     )
     over: str | None = Field(
-        description='"what runs without us": what servers run by default. "Triton\'s own '
-        'configuration": what they run by default was not measured, or is not known.'
+        description='"the server\'s own choice": the kernel that servers run by default. '
+        '"Triton\'s own configuration": the default kernel was not measured, or is not known.'
     )
     oldest: datetime
     newest: datetime
 
 
 class HeldPageOut(BaseModel):
-    """A page of what is stored."""
+    """A page of stored results."""
 
     stored: list[HeldOut]
     next: Next
 
 
 class CellOut(BaseModel):
-    """What there is for a problem on a device."""
+    """The state of a problem on a device."""
 
     device: str
     state: CellState = Field(
-        description="untuned: only the engine's own choices are stored. missing: it is watched, "
-        "and nothing is stored."
+        description="untuned: only the engine's own choices are stored. missing: the problem is "
+        "watched, and nothing is stored."
     )
-    why: str = Field(description="Why it is stale or missing.")
+    why: str = Field(description="Why the problem is stale or missing.")
     speedup: float | None = Field(description="As in GET /v1/coverage.")
     over: str | None = Field(description="As in GET /v1/coverage.")
     points: dict[str, int]
@@ -303,7 +305,7 @@ class CellOut(BaseModel):
 
 
 class MatrixRowOut(BaseModel):
-    """A problem in an engine, and its cells; devices without any are left out."""
+    """A problem in an engine, and its cells; devices without a cell are left out."""
 
     problem: str
     engine: str
@@ -317,7 +319,7 @@ class MatrixOut(BaseModel):
 
     devices: list[str] = Field(description="All devices with a cell.")
     counts: dict[CellState, int] = Field(
-        description="Numbers of cells, of all devices. nothing: of the cells that are left out."
+        description="Numbers of cells over all devices. nothing: the cells that are left out."
     )
     total: int = Field(description="The number of rows on all pages.")
     rows: list[MatrixRowOut]
@@ -332,18 +334,18 @@ class WatchedOut(BaseModel):
     device: str
     engine: str
     measure: str
-    family: str = Field(description="Like fused_moe; empty where no problem is named.")
+    family: str = Field(description="Such as fused_moe; empty if no problem is named.")
     standing: str = Field(
-        description="tuned, stale, missing; left_out: of a model, as servers read no file for it; "
-        "or error: no job can be made of it."
+        description="tuned, stale or missing; left_out: servers read no file for this problem of a "
+        "model; error: no job can be made of it."
     )
     why: str
     tuned_at: datetime | None
-    watch_id: int | None = Field(description="Of the watch; null for one of a nightly.toml.")
+    watch_id: int | None = Field(description="The watch's id; null for a watch of a file.")
 
 
 class WatchedPageOut(BaseModel):
-    """A page of what is watched."""
+    """A page of watched models."""
 
     watched: list[WatchedOut]
     next: Next

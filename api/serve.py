@@ -1,8 +1,8 @@
-"""Runs the API in this process, and workers too where there is no broker.
+"""Runs the API in this process, and workers too if there is no broker.
 
-It bounds the number and the slowness of clients' connections. h11 bounds what a request's head may
-hold, reads a body only as its handler asks for it, and reads the next request of a connection only
-when the one before is answered. Beyond loopback a proxy stands before all of this
+It bounds the number and the slowness of clients' connections. h11 bounds the size of a request's
+head, reads a body only as its handler asks for it, and reads the next request of a connection only
+after the answer to the one before. Beyond loopback a proxy stands before all of this
 (docs/operations.md).
 """
 
@@ -57,7 +57,7 @@ _OTHER_FILES = 200  # of this process: the store, Redis, modules, workers
 
 
 def uvicorn_options(settings: ApiSettings) -> dict[str, Any]:
-    """What uvicorn is run with, beside its address and its logs."""
+    """Return uvicorn's options, beside its address and its logs."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     connections = max(1, min(settings.connections, most - _OTHER_FILES))
     if connections < settings.connections:
@@ -80,7 +80,7 @@ def uvicorn_options(settings: ApiSettings) -> dict[str, Any]:
 
 
 class ConnectionPlaces:
-    """How many connections there may be, and how many of one address."""
+    """The connections that may be open, in all and of one address."""
 
     def __init__(self, most: int, most_of_one: int) -> None:
         self.most = most
@@ -88,7 +88,7 @@ class ConnectionPlaces:
         self._taken: Counter[str] = Counter()
 
     def refusal(self, address: str) -> str:
-        """Why an address gets no further place; empty if it gets one."""
+        """Return why an address gets no further place; empty if it gets a place."""
         if self._taken[counted(address)] >= self._most_of_one:
             taken = f"{self._most_of_one} connections of your address"
         elif self._taken.total() >= self.most:
@@ -110,8 +110,8 @@ class ConnectionPlaces:
 class Parser(h11.Connection):
     """h11's parser, which gives a piece of a body only when a handler has asked for it.
 
-    uvicorn parses whatever has arrived. h11 makes an event of each chunk: 60,000 chunks of a byte
-    would stop all requests for a quarter of a second, although the head alone is refused.
+    uvicorn parses all bytes that have arrived. h11 makes an event of each chunk: 60,000 chunks of a
+    byte would stop all requests for a quarter of a second, although the head alone is refused.
     """
 
     def __init__(self) -> None:
@@ -121,11 +121,11 @@ class Parser(h11.Connection):
 
     @property
     def in_body(self) -> bool:
-        """Return whether the current request has a body whose end was not given yet."""
+        """Say whether the current request has a body whose end was not given yet."""
         return self.their_state is h11.SEND_BODY
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """Return what h11 would, but PAUSED before a piece of a body that no handler asked for."""
+        """Return h11's next event, but PAUSED before a piece of a body that nobody asked for."""
         if self.in_body and not self.asked:
             return h11.PAUSED
         if self.their_state is h11.IDLE:
@@ -255,7 +255,7 @@ class ClientConnection(H11Protocol):
             await send({"type": "http.response.body"})
 
     def _answering(self, scope: Scope) -> ASGIApp | None:
-        """Return what refuses a request above the bounds; None if the application may answer it."""
+        """Return an application that refuses a request above the bounds; None within the bounds."""
         self._waiting.pop(self, None)
         if not self._refusal:
             return None
@@ -265,9 +265,7 @@ class ClientConnection(H11Protocol):
         return problem_response("", 503, self._refusal)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are no request, or a head that is too large, unless another answer has
-        begun.
-        """
+        """Refuse bytes that are no request, or too large a head, unless an answer has begun."""
         with contextlib.suppress(h11.LocalProtocolError):
             if why := self.conn.too_large:
                 length = b"content-length", b"%d" % len(why)
@@ -289,7 +287,7 @@ class ClientConnection(H11Protocol):
         self._kept = kept
 
     def shutdown(self) -> None:
-        """When the server stops: end an event stream, whose client then connects again."""
+        """End an event stream when the server stops. Its client then connects again."""
         super().shutdown()
         cycle = self.cycle
         if cycle and not cycle.response_complete and cycle.scope["path"].endswith("/events"):
@@ -314,7 +312,7 @@ class ClientConnection(H11Protocol):
             self._abort_soon()
 
     def _abort_soon(self) -> None:
-        """Until then the client may read an answer. If it reads nothing, it would stay for ever."""
+        """Abort the connection after LINGER_S. Until then the client may read an answer."""
         self._stop_waiting()
         self._patience = self.loop.call_later(LINGER_S, self.transport.abort)
 
@@ -344,7 +342,7 @@ def serve(
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen on all addresses of a host. With port 0, the system chooses one.
+    """Return sockets that listen on all addresses of a host. With port 0, the system chooses one.
 
     Raises BadInput for a port that is taken, and for a host that is not this machine's.
     """

@@ -1,12 +1,11 @@
-"""The API's settings, and how much a text of others may hold before it is parsed.
+"""The API's settings, and bounds of the texts of others before they are parsed.
 
-Only this module reads environment variables for the API. (`api.keys` looks for the
-command line's key, as the command line does.) NAME_FILE may stand for NAME, as in
-`workers.settings`.
+Only this module reads environment variables for the API. (`api.keys` looks for the command line's
+key, as the command line does.) NAME_FILE may stand for NAME, as in `workers.settings`.
 
-Parsers take far longer than the bytes take to arrive, and some of them by the square: so each text
-is measured first, in linear time. What is left is parsed in a thread, apart from small bodies. The
-bounds of TOML itself stand in `tuner.files`.
+Parsers take far longer than the bytes take to arrive, and some take quadratic time: so each text is
+measured first, in linear time. A text within the bounds is parsed in a thread, unless its body is
+small. The bounds of TOML itself stand in `tuner.files`.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def _rate(text: str) -> tuple[RateLimitItem, ...]:
 
 
 def _whole(default: int, low: int, high: int) -> int:
-    """A field that TUNER_API_NAME sets, within these bounds."""
+    """Return a field that TUNER_API_NAME sets, within these bounds."""
     found: int = field(default=default, metadata={"bounds": (low, high)})
     return found
 
@@ -87,13 +86,13 @@ class ApiSettings:
 
     @property
     def store_limits(self) -> PoolLimits:
-        """How long a request waits for the store."""
+        """Return how long a request waits for the store."""
         wait_s = self.lock_s
         return PoolLimits(connection_s=wait_s, statement_s=self.statement_s, lock_s=wait_s)
 
 
 def read_api_settings(environ: Mapping[str, str] = os.environ) -> ApiSettings:
-    """The settings of this process. Raises BadInput for an invalid value."""
+    """Return the settings of this process. Raises BadInput for an invalid value."""
     given: dict[str, Any] = {}
     for one in fields(ApiSettings):
         bounds, name = one.metadata.get("bounds"), f"TUNER_API_{one.name.upper()}"

@@ -1,4 +1,4 @@
-"""What the handlers share: the store, whether it can be used, the workers, and what is kept."""
+"""The state that handlers share: the store and whether it is usable, the workers, and caches."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LOOK_S = 3.0  # between looks at the schema
 
 
 class Readiness:
-    """Looks at the store that `probe` asks. For one event loop."""
+    """Looks at the store that `probe` asks. Only one event loop may use it."""
 
     def __init__(self, probe: Probe) -> None:
         self.refusal: UnusableStore | None = None  # why no request may use the store
@@ -54,7 +54,7 @@ class Readiness:
         self._asked_at: float | None = None
 
     async def check(self) -> None:
-        """Raises UnusableStore, after PATIENCE_S at most, where requests cannot be served."""
+        """Raise UnusableStore, after PATIENCE_S at most, if requests cannot be served."""
         with anyio.move_on_after(PATIENCE_S) as patience:
             async with self._turn:
                 if self._asked_at is None or time.monotonic() - self._asked_at >= FRESH_S:
@@ -111,7 +111,7 @@ class Fleet:
         self._seen_at = 0.0
 
     def workers(self) -> Sequence[WorkerStatus]:
-        """All known workers. Raises UnusableStore."""
+        """Return all known workers. Raises UnusableStore."""
         return self.reasons().workers
 
     def reasons(self) -> Reasons:
@@ -126,7 +126,7 @@ class Fleet:
 
 @dataclass
 class Api:
-    """What one application's handlers share. Safe to share between threads."""
+    """The state that one application's handlers share. Safe to share between threads."""
 
     settings: ApiSettings
     store: Database
@@ -172,7 +172,7 @@ class Api:
 
     @contextmanager
     def streaming(self, client: str, secret: str, job_id: str) -> Iterator[FollowedJob]:
-        """A place for an event stream. Raises HTTPException where there is none left."""
+        """Take a place for an event stream. Raises HTTPException if there is none left."""
         with self.streams.place(client, secret), self.streams.following(job_id) as job:
             self.metrics.streams.inc()
             try:

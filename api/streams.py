@@ -49,7 +49,9 @@ class Streams:
         most: int,
         most_per_key: int,
     ) -> None:
-        """`counts` reads the number of events of jobs, `events` a job's events after a number, and
+        """Take the functions that read the store.
+
+        `counts` reads the number of events of jobs, `events` a job's events after a number, and
         `valid` the hashes of all valid keys and sessions.
         """
         self._counts, self._events, self._valid = counts, events, valid
@@ -64,14 +66,16 @@ class Streams:
 
     @property
     def open(self) -> int:
-        """The number of streams that are open."""
+        """Return the number of streams that are open."""
         return sum(self._by_key.values())
 
     @contextmanager
     def place(self, key: str, secret: str) -> Iterator[None]:
-        """A stream's place. Raises HTTPException 429 above the key's number, 503 above all.
+        """Take a place for a stream. Raises HTTPException 429 above the key's number, 503 above
+        all.
 
-        `secret` is the hash of what its client sent, and empty if no key was needed.
+        `secret` is the hash of the key or session that its client sent, and empty if no key was
+        needed.
         """
         later = {"Retry-After": str(RETRY_S)}
         if self._by_key[key] >= self._most_per_key:
@@ -92,12 +96,12 @@ class Streams:
                 self._ended.discard(secret)
 
     def has_ended(self, secret: str) -> bool:
-        """Whether the key or the session of an open stream is valid no more."""
+        """Say whether the key or the session of an open stream is valid no more."""
         return secret in self._ended
 
     @contextmanager
     def following(self, job_id: str) -> Iterator[FollowedJob]:
-        """A job that is looked at while the block runs. Streams of one job share it."""
+        """Follow a job while the block runs. Streams of one job share it."""
         job = self._jobs.setdefault(job_id, FollowedJob(job_id, self))
         job.followers += 1
         self._anybody.set()
@@ -126,7 +130,7 @@ class Streams:
             await anyio.sleep(POLL_S)
 
     async def events(self, job_id: str, after: int) -> Sequence[JobEvent]:
-        """A page of a job's events. Raises UnusableStore."""
+        """Return a page of a job's events. Raises UnusableStore."""
         return await to_thread.run_sync(self._events, job_id, after, PAGE, limiter=self._thread)
 
     async def _look(self) -> None:
@@ -156,7 +160,7 @@ def _one_less(counts: Counter[str], what: str) -> None:
 
 
 class FollowedJob:
-    """What the streams of one job share: its number of events, and the last page that was read."""
+    """The state that streams of one job share: its number of events, and the page read last."""
 
     def __init__(self, job_id: str, streams: Streams) -> None:
         self.followers = 0
@@ -169,14 +173,15 @@ class FollowedJob:
         self._page: Sequence[JobEvent] = ()
 
     def advance(self, count: int) -> None:
-        """The store has so many events of the job."""
+        """Take the job's number of events, and wake the streams if it has changed."""
         if count != self._count:
             self._count = count
             self.wake()
 
     def fail(self) -> None:
-        """The streams end, and their clients connect again: the store does not answer, or the job
-        was deleted, which they are told then.
+        """End the streams, because the store does not answer or the job was deleted.
+
+        Their clients connect again, and are told then if the job was deleted.
         """
         self._failed = True
         self.wake()
@@ -187,10 +192,10 @@ class FollowedJob:
         self._changed = anyio.Event()
 
     async def after(self, seen: int, secret: str = "") -> Sequence[JobEvent]:
-        """The events after the one with the number `seen`, a page at most; waits for the first.
+        """Return the events after the event number `seen`, a page at most; wait for the first.
 
-        There are none if the stream's key or session has ended. Raises UnusableStore if the store
-        does not answer.
+        Return none if the stream's key or session has ended. Raises UnusableStore if the store does
+        not answer.
         """
         while True:
             changed = self._changed
@@ -219,7 +224,7 @@ _LEAST = timedelta(seconds=2)  # before that, a pace says nothing
 
 
 def progress_of(job: Job, jobs: JobStore, results: ResultStore, reasons: Reasons) -> dict[str, Any]:
-    """The fields of `ProgressOut`."""
+    """Return the fields of `ProgressOut`."""
     if job.run_id is None:
         return {"trials": {}, "best": [], "incumbents": [], **dict.fromkeys(_UNKNOWN)}
     counts, best = results.trial_counts(job.run_id), results.best_trials(job.run_id)
@@ -248,7 +253,7 @@ def progress_of(job: Job, jobs: JobStore, results: ResultStore, reasons: Reasons
 def pace_of(events: Sequence[JobEvent]) -> tuple[float, float] | None:
     """Return the trials a minute, tried and timed, since the newest attempt began.
 
-    If the events begin later than the attempt, they count from the first one.
+    If the events begin later than the attempt, they count from the first event.
     """
     began = max((n for n, one in enumerate(events) if _begins(one)), default=0)
     trials = [one for one in events[began:] if one.kind == "trials"]
@@ -276,7 +281,7 @@ def _timed(statuses: Mapping[str, int]) -> int:
 def _incumbents(
     run_id: int, planned: Mapping[str, Any], results: ResultStore
 ) -> list[dict[str, Any]]:
-    """For each point to tune, the times so far of the engine's own configurations."""
+    """Return the times so far of the engine's own configurations, for each point to tune."""
     points = [(one, _point(one)) for one in planned["incumbents"]]
     candidates = {
         Candidate(point, Config(config))

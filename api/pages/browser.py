@@ -1,4 +1,4 @@
-"""What a browser sends and is sent: addresses of pages, the cookie of a session, proofs of forms.
+"""Exchange with browsers: addresses of pages, cookies of sessions, proofs of forms.
 
 Links are relative, so that a proxy may serve all of this below another path. A cookie is named for
 the port, because browsers send the cookies of a host to all of its ports. Behind TLS its name
@@ -40,40 +40,40 @@ PAGES = (
 
 
 def needs_no_key(path: str) -> bool:
-    """Return whether a path needs no key, because it shows nothing that is stored."""
+    """Say whether a path needs no key, because it shows nothing that is stored."""
     return path in (LOGIN, DOCS, *OPEN_PATHS) or path.startswith((STATIC, f"{DOCS}/"))
 
 
 def is_static(path: str) -> bool:
-    """Whether a path names a style or a script, which are the same for all."""
+    """Say whether a path names a style or a script, which are the same for all."""
     return path.startswith(STATIC)
 
 
 def is_page(path: str) -> bool:
-    """Whether a path names a page, and no other part of the API."""
+    """Say whether a path names a page, and no other part of the API."""
     first = path.removeprefix("/").partition("/")[0]
     return first in PAGES or f"/{first}" in (LOGIN, "/logout")
 
 
 def wants_page(scope: Scope) -> bool:
-    """Whether a request is a browser's, for something to look at."""
+    """Say whether a browser sent the request, to show the answer."""
     accept = Headers(scope=scope).get("accept", "")
     return "text/html" in accept and not scope["path"].startswith("/v1/")
 
 
 def root_of(request: Request) -> str:
-    """What stands before an address, so that it is relative to the page that was asked for."""
+    """Return the prefix that makes an address relative to the page that was asked for."""
     return "../" * (request.scope["path"].count("/") - 1) or "./"
 
 
 def here(request: Request) -> str:
-    """The address of a page, relative to the root, for a return after the log in."""
+    """Return the address of a page, relative to the root, for a return after the log in."""
     query = request.url.query
     return quote(request.scope["path"][1:]) + (f"?{query}" if query else "")
 
 
 def checked_return(address: str) -> str:
-    """`address` if it is a page here, else the first page."""
+    """Return `address` if it is a page here, else the first page."""
     path, _, query = address.partition("?")
     plain = all(c.isalnum() or c in "-._~/" for c in path) and path.isascii() and "//" not in path
     if not plain or ".." in path or not is_page(f"/{path}") or path in ("login", "logout"):
@@ -89,15 +89,15 @@ _NO_SESSION = secrets.token_urlsafe(32)
 
 
 def is_tls(headers: Headers) -> bool:
-    """Whether a browser asked by TLS, as the first of the proxies says. A client that lies about it
-    gets a cookie that its browser does not keep or send.
+    """Say whether a browser asked by TLS, as the first of the proxies says. A client that lies
+    about it gets a cookie that its browser does not keep or send.
     """
     first, _, _ = headers.get("x-forwarded-proto", "").partition(",")
     return first.strip().lower() == "https"
 
 
 def session_of(headers: Headers) -> str | None:
-    """The token in the cookie of a request, if it has one."""
+    """Return the token in the cookie of a request, if it has a token."""
     name = _cookie_name(headers)
     for part in headers.get("cookie", "").split(";"):
         key, _, value = part.strip().partition("=")
@@ -117,18 +117,20 @@ def clear_session(response: Response, headers: Headers) -> None:
 
 
 def proof_of(session: str | None) -> str:
-    """The hidden field of a form. Pages from elsewhere cannot read what it is made of."""
+    """Return the hidden field of a form. Pages from elsewhere cannot read the session it is made
+    of.
+    """
     token = session or _NO_SESSION
     return hmac.new(token.encode(), b"form", hashlib.sha256).hexdigest()
 
 
 def is_proof(given: str, session: str | None) -> bool:
-    """Whether a form came with the right hidden field."""
+    """Say whether a form came with the right hidden field."""
     return hmac.compare_digest(given.encode(), proof_of(session).encode())
 
 
 def is_same_origin(headers: Headers) -> bool:
-    """Whether a browser says that a page of this server sent the request.
+    """Say whether a browser says that a page of this server sent the request.
 
     Sec-Fetch-Site says so on HTTPS and on loopback. Elsewhere, Origin must name this server.
     """
@@ -160,7 +162,7 @@ def _cookie_name(headers: Headers) -> str:
 class LoginLinks:
     """The links of this process that log a browser in once, and were not used yet.
 
-    `tuner serve` prints one to the person who started it. Only the event loop uses them.
+    `tuner serve` prints such a link to the person who started it. Only the event loop uses them.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -169,13 +171,14 @@ class LoginLinks:
         self._unused: dict[str, tuple[float, str]] = {}  # by hash: until when, and the key's name
 
     def add(self, key_name: str) -> str:
-        """The secret of a new link, which stands for the key of that name."""
+        """Return the secret of a new link, which stands for the key of that name."""
         token = secrets.token_urlsafe(32)
         self._unused[key_hash(token)] = self._clock() + VALID_S, key_name
         return token
 
     def take(self, token: str, address: str) -> str | None:
-        """The name of a link's key, once; None for a link that was used, or is too old or unknown.
+        """Return the name of a link's key, once; None if the link was used, is too old or is
+        unknown.
 
         Raises TooManyWrong for an address that tried many.
         """
@@ -192,7 +195,7 @@ T = TypeVar("T", bound=BaseModel)
 
 
 def asked(model: type[T]) -> Callable[[Request], Awaitable[T]]:
-    """A dependency: a page's query, without the fields of its form that were left empty.
+    """Return a dependency: a page's query, without the fields of its form that were left empty.
 
     It raises RequestValidationError, as FastAPI does for the API's queries.
     """

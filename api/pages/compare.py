@@ -1,4 +1,4 @@
-"""Two results of one problem side by side: two devices, or two environments of one."""
+"""Compare two results of a problem side by side: two devices, or two environments of a device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Side = Annotated[str, Field(max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9 _-]
 
 
 class Sides(Strict):
-    """Which results to compare: each is a device, or DEVICE:NUMBER of one of its environments."""
+    """The results to compare: each is a device, or DEVICE:NUMBER of one of its environments."""
 
     problem: Name | None = None
     q: Name | None = None  # which problems to offer, as in the coverage
@@ -41,7 +41,7 @@ class Sides(Strict):
 
 @dataclass(frozen=True)
 class Side:
-    """One of the results of a problem."""
+    """A result of a problem."""
 
     key: str  # as Sides names it
     device: str
@@ -70,7 +70,7 @@ class Side:
 
 @dataclass(frozen=True)
 class ResultComparison:
-    """Compare the first result with the second. The time of a size is the sum over its parts."""
+    """The first result against the second. The time of a size is the sum over its parts."""
 
     first: str
     second: str
@@ -83,7 +83,7 @@ class ResultComparison:
 def show_comparison(
     request: Request, wanted: Annotated[Sides, Depends(asked(Sides))], caller: Reader, api: ApiDep
 ) -> Response:
-    """Times of two results by size, and how many times as fast the one is as the other."""
+    """Show the times of two results by size, and how many times as fast the first is."""
     if wanted.problem is None:
         found = api.matrix.find(RowFilter())
         rows = [row for row in found if _stored(row) and _has(row, wanted.q or "")]
@@ -116,23 +116,23 @@ def show_comparison(
 
 
 def _devices_of(problem: str, engine: str, api: Api) -> list[str]:
-    """The devices with a result of the problem."""
+    """Return the devices with a result of the problem."""
     rows = (r for r in api.matrix.rows() if r.problem == problem and r.engine == engine)
     return sorted(name for row in rows for name in _stored(row))
 
 
 def _second(left: Side, mine: Sequence[Side]) -> str:
-    """Another environment of a device with several; else the same result."""
+    """Return another environment of a device if it has several; else the same result."""
     return next((side.key for side in mine if side.key != left.key), left.key)
 
 
 def _stored(row: CoverageRow) -> list[str]:
-    """The devices with a result in a row."""
+    """Return the devices with a result in a row."""
     return [name for name, cell in row.cells.items() if cell["newest"]]
 
 
 def _has(row: CoverageRow, text: str) -> bool:
-    """Return whether each word is in a row's problem or models, or in the name of a device."""
+    """Say whether each word is in a row's problem or models, or in the name of a device."""
     return has_words(text, row.problem, row.engine, *row.models, *_stored(row))
 
 
@@ -141,7 +141,7 @@ def _offers(rows: Sequence[CoverageRow]) -> list[tuple[CoverageRow, list[str]]]:
 
 
 def _side(wanted: Sides, key: str, caller: Caller, api: Api) -> tuple[Side, list[Side]]:
-    """The result that a key names, and all results of its device, the newest first."""
+    """Return the result that a key names, and all results of its device, the newest first."""
     device, _, number = key.partition(":")
     which = ResultOf(problem=wanted.problem or "", device=device, engine=wanted.engine)
     result = get_result(which, caller, api)
@@ -160,7 +160,7 @@ def _side(wanted: Sides, key: str, caller: Caller, api: Api) -> tuple[Side, list
 
 
 def _told_apart(left: Side, right: Side) -> tuple[str, str]:
-    """The shortest names that tell two results apart."""
+    """Return the shortest names that tell two results apart."""
     if left.device != right.device and left.version != right.version:
         return left.name, right.name
     if left.device != right.device:
@@ -185,7 +185,7 @@ def _verdict(left: Side, right: Side) -> ResultComparison | None:
 
 
 def _times_at(side: Side, size: str) -> dict[str, float]:
-    """The time of each part of a size; empty unless all of them have one."""
+    """Return the time of each part of a size; empty unless each part has a time."""
     found = {part: e.winner["median_us"] for (part, at), e in side.entries.items() if at == size}
     return found if all(found.values()) else {}
 

@@ -1,4 +1,4 @@
-"""The first page: problems by device, several gaps at once; and what is known by name."""
+"""The first page, problems by device; jobs for several gaps; and the known devices and models."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _RUNNING = JobPage.model_validate({"state": list(HELD), "limit": 5})
 
 
 class CoveragePage(MatrixPage):
-    """Which problems to show. A browser takes long for thousands of cells."""
+    """The problems to show. A browser takes long for thousands of cells."""
 
     limit: int = Field(25, ge=1, le=1000)
     tick: bool = False  # all boxes of the page, as far as one batch goes
@@ -62,7 +62,7 @@ def show_coverage(
     caller: Reader,
     api: ApiDep,
 ) -> Response:
-    """What is tuned, predicted, stale or missing."""
+    """Show the problems that are tuned, predicted, stale or missing."""
     running = list_jobs(_RUNNING, caller, api)
     matrix = list_matrix(wanted, caller, api)
     chosen = sorted(wanted.wanted().devices)
@@ -92,7 +92,7 @@ def show_coverage(
 
 
 def _add_boxes(rows: Sequence[dict[str, Any]], columns: Sequence[str], ticks: int) -> int:
-    """Give rows cells with boxes, the first `ticks` of them ticked; returns how many are."""
+    """Give rows cells with boxes, the first `ticks` of them ticked. Return how many are ticked."""
     left = ticks
     for row in rows:
         name = row["models"][0] if row["models"] else problem_words(row["problem"])
@@ -103,7 +103,7 @@ def _add_boxes(rows: Sequence[dict[str, Any]], columns: Sequence[str], ticks: in
 
 
 def _preset(text: str) -> str:
-    """The name of the model that a search asks for; empty if it is none."""
+    """Return the name of the model that a search asks for; empty if it asks for no model."""
     try:
         return find_preset(text).name
     except UnknownModel:
@@ -116,7 +116,7 @@ class Search(Strict):
     q: Name | None = None
 
     def has(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a row has each word of the search."""
+        """Say whether a row has each word of the search."""
         return has_words(self.q or "", *row.values())
 
 
@@ -124,7 +124,7 @@ class Search(Strict):
 def show_devices(
     request: Request, wanted: Annotated[Search, Depends(asked(Search))], caller: Reader
 ) -> Response:
-    """The GPUs that can be tuned for."""
+    """List the GPUs that can be tuned for."""
     found = [one for one in list_devices(caller)["devices"] if wanted.has(one)]
     return page(request, "devices", devices=found, q=wanted.q)
 
@@ -133,7 +133,7 @@ def show_devices(
 def show_models(
     request: Request, wanted: Annotated[Search, Depends(asked(Search))], caller: Reader
 ) -> Response:
-    """The models that are known by name."""
+    """List the models that are known by name."""
     found = [one for one in list_models(caller)["models"] if wanted.has(one)]
     return page(request, "models", models=found, q=wanted.q)
 
@@ -143,7 +143,7 @@ def show_models(
 def cells_of(
     cells: Mapping[str, Mapping[str, Any]], columns: Sequence[str], result: str, gap: str
 ) -> Markup:
-    """The cells of a row, in the order of the devices. `cells` are those of the API's answer.
+    """Return the cells of a row, in the order of the devices, from the `cells` of the API's answer.
 
     `result` and `gap` are the addresses of a result and of a form, which a device's name completes.
     """
@@ -155,9 +155,9 @@ def cells_of(
 def boxes_of(
     cells: Mapping[str, Mapping[str, Any]], columns: Sequence[str], row: str, field: str, ticks: int
 ) -> tuple[Markup, int]:
-    """As `cells_of`, with a box to tick where nothing is stored: the first `ticks` are ticked.
+    """Return cells as `cells_of`, with boxes to tick for gaps, and the number of boxes.
 
-    `row` names the row, and a device before `field` the box. Also returns the number of boxes.
+    The first `ticks` boxes are ticked. `row` names the row; a device before `field` names the box.
     """
     named, of_row = escape(field), escape(row)
     shown, boxes = [], 0
@@ -188,7 +188,7 @@ def _cell(name: str, cell: Mapping[str, Any] | None, result: str, gap: str) -> s
 
 
 def _shown(cell: Mapping[str, Any]) -> str:
-    """A cell between boxes."""
+    """Return a cell between boxes."""
     state, speedup = cell["state"].value, gain_words(cell["speedup"])
     said = f'<span class="hide">{status_words(state)}</span>'
     return f'<td><span class="cell {state}"{_title(cell)}>{speedup}{said}</span></td>'
@@ -202,7 +202,7 @@ def _title(cell: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Gap:
-    """A problem that nothing is stored for on a device. The name of its box says all three."""
+    """A problem without a result on a device. The name of its box has all three fields."""
 
     device: str
     engine: str
@@ -210,11 +210,11 @@ class Gap:
 
     @property
     def name(self) -> str:
-        """What lists call it. Raises BadInput for a text that is no problem."""
+        """Return the name in lists. Raises BadInput for a text that is no problem."""
         return next(iter(models_of(parse_problem(self.problem))), "")
 
     def as_job(self, measure: str) -> dict[str, Any]:
-        """The body of its job."""
+        """Return the body of its job."""
         body = {"model": self.problem, "device": self.device, "engine": self.engine}
         named = {"name": self.name} if self.name else {}
         return {**body, **named, "measure": measure}
@@ -222,7 +222,7 @@ class Gap:
 
 @router.post("/jobs/several")
 def queue(request: Request, form: Posted, caller: Submitter, api: ApiDep) -> Response:
-    """Queue the jobs whose boxes are ticked, and say what became of each."""
+    """Queue the jobs whose boxes are ticked, and show the answer to each."""
     try:
         gaps = _ticked(form)
         body = {"jobs": [gap.as_job(form.get("measure", "gpu")) for gap in gaps]}
@@ -239,7 +239,7 @@ def queue(request: Request, form: Posted, caller: Submitter, api: ApiDep) -> Res
 
 @router.post("/watches/several")
 def watch(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
-    """Keep tuned what is ticked: a watch for each device and engine."""
+    """Add a watch of the ticked problems for each device and engine."""
     try:
         wanted: dict[tuple[str, str], list[str]] = defaultdict(list)
         for gap in _ticked(form):
@@ -254,11 +254,11 @@ def watch(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Respons
 
 
 def _ticked(form: Mapping[str, str]) -> list[Gap]:
-    """The gaps whose boxes are ticked. Raises BadInput for none, and for too many."""
+    """Return the gaps whose boxes are ticked. Raises BadInput for none, and for too many."""
     names = [name.split(" ", 2) for name, value in form.items() if value == "true"]
     gaps = [Gap(*parts) for parts in names if len(parts) == 3]
     if not gaps:
-        raise BadInput("no box is ticked: go back, and tick what is to be tuned")
+        raise BadInput("no box is ticked: go back, and tick the problems to tune")
     if len(gaps) > MOST_JOBS:
         raise BadInput(f"{len(gaps)} boxes are ticked: at most {MOST_JOBS} can be queued at once")
     return gaps

@@ -39,7 +39,7 @@ _LEFT_OUT = "provenance/left_out,"  # the beginning of the name of the list of w
 
 @router.get("")
 def show_exports(request: Request, caller: Reader, api: ApiDep) -> Response:
-    """The devices that something is stored for."""
+    """List the devices with stored results."""
     rows = api.matrix.rows()
     counts = {
         device: Counter(row.cells[device]["state"].value for row in rows if device in row.cells)
@@ -50,7 +50,7 @@ def show_exports(request: Request, caller: Reader, api: ApiDep) -> Response:
 
 
 class ExportPage(Strict):
-    """Which export to show. What the engine may be is looked at later: see `show_export`."""
+    """The export to show. `show_export` checks the engine later."""
 
     engine: str = Field("sglang", max_length=200)
     allow_predicted: bool = False
@@ -64,7 +64,7 @@ async def show_export(
     caller: Reader,
     api: ApiDep,
 ) -> Response:
-    """The files of an export, and what it lacks."""
+    """Show the files of an export, and the problems that it lacks."""
     files, archive, refused, mistakes = None, None, "", {}
     try:
         body = wanted.model_dump()
@@ -91,7 +91,9 @@ async def show_export(
 
 @dataclass(frozen=True)
 class Files:
-    """What is in an export: files with results of this store, the engine's own, and what lacks."""
+    """The files of an export: with results of this store, the engine's own, and the missing
+    problems.
+    """
 
     made: Sequence[tuple[str, int]]  # names and bytes
     engine_s: Sequence[tuple[str, int]]
@@ -132,7 +134,7 @@ _CHECKS = ("allow_predicted", "allow_missing")
 
 @bundles.get("")
 def show_form(request: Request, caller: Reader, api: ApiDep) -> Response:
-    """The form for a bundle."""
+    """Show the form for a bundle."""
     return _page(
         request, caller, api, {"device": full_name(request.query_params.get("device", ""))}
     )
@@ -140,7 +142,7 @@ def show_form(request: Request, caller: Reader, api: ApiDep) -> Response:
 
 @bundles.post("")
 async def post_cluster(request: Request, form: Posted, caller: Reader, api: ApiDep) -> Response:
-    """Show what is in a bundle, or send it; with a mistake, say what it is."""
+    """Show the files of a bundle, or send it; after a mistake, name the mistake."""
     given = dict(form)
     download = given.pop("download", "") == "true"
     body = {name: value == "true" if name in _CHECKS else value for name, value in given.items()}
@@ -158,9 +160,9 @@ async def post_cluster(request: Request, form: Posted, caller: Reader, api: ApiD
 
 
 def _usual(rows: Sequence[CoverageRow], device: str) -> tuple[str, str]:
-    """A cluster.toml of the model and the size with the most gains, and the device of these.
+    """Return a cluster.toml of the model and the size with the most gains, and their device.
 
-    Without such a model, it is the example of the API's documentation.
+    Without such a model, return the example of the API's documentation.
     """
     counts: Counter[tuple[str, int, str, str]] = Counter()
     for row in (row for row in rows if row.models and row.engine == "sglang"):
@@ -187,7 +189,7 @@ def _usual(rows: Sequence[CoverageRow], device: str) -> tuple[str, str]:
 
 
 def _gains(cell: Mapping[str, Any]) -> bool:
-    """Return whether a result's files are advised: it beats the kernel that runs without us."""
+    """Say whether a result's files are advised: it beats the server's own choice."""
     return cell["over"] == WITHOUT_US and (cell["speedup"] or 0) > 1
 
 

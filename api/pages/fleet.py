@@ -1,4 +1,4 @@
-"""Workers, nights and watches: what the service does by itself."""
+"""Workers, nights and watches: the work that the service does by itself."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _LISTS = ("models", "devices", "tp", "dtypes", "families")
 
 @router.get("/workers")
 def show_workers(request: Request, caller: Reader, api: ApiDep) -> Response:
-    """Who works on what."""
+    """List the workers and their jobs."""
     shown, gone = _by_server(list_workers(caller, api)["workers"])
     held = api.jobs.with_ids({one["job_id"] for one in shown if one["job_id"]})
     jobs = {job.id: job.as_json() for job in held.values()}
@@ -59,7 +59,7 @@ def show_workers(request: Request, caller: Reader, api: ApiDep) -> Response:
 def _by_server(
     workers: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Return the workers that live or are lost, and the starts that later ones replaced.
+    """Return the workers that live or are lost, and the starts that later starts replaced.
 
     The API lists each start of a worker as a worker of its own.
     """
@@ -91,7 +91,7 @@ def resume(
 
 
 class NightPage(NightsPage):
-    """Which nights to show: each with what came of all that it queued."""
+    """The nights to show, each with the outcomes of the jobs that it queued."""
 
     limit: int = Field(7, ge=1, le=7)
 
@@ -103,13 +103,13 @@ def show_nights(
     caller: Reader,
     api: ApiDep,
 ) -> Response:
-    """What the nights planned, did and could not do."""
+    """Show the plans, the work and the failures of the nights."""
     return _nights(request, wanted, caller, api, None)
 
 
 @router.post("/nights")
 def do_night(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
-    """Do tonight's round now, or say what it would queue."""
+    """Do tonight's round now, or show the jobs that it would queue."""
     if form.get("dry_run") == "true":
         planned = run_night(caller, api, NightIn(dry_run=True))
         return _nights(request, NightPage(limit=7), caller, api, planned)
@@ -135,7 +135,7 @@ def _nights(
 
 
 class WatchesPage(WatchedPage):
-    """Which watched models to list, and what to fill into the form."""
+    """The watched models to list, and the values to fill into the form."""
 
     models: ModelText | None = None
     devices: DeviceName | None = None
@@ -148,14 +148,14 @@ def show_watches(
     caller: Reader,
     api: ApiDep,
 ) -> Response:
-    """What is kept tuned."""
+    """List the models that are kept tuned."""
     given = {"models": wanted.models or "", "devices": wanted.devices or ""}
     return _watches(request, wanted, caller, api, given, {})
 
 
 @router.post("/watches")
 def add(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
-    """Keep models tuned; with a mistake, show the form again and say what it is."""
+    """Add a watch; after a mistake, show the form again and name the mistake."""
     body = _body_of(form)
     try:
         add_watch(WatchIn.model_validate(body), caller, api)
@@ -172,7 +172,7 @@ def add(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
 def remove(
     watch_id: WatchId, request: Request, form: Posted, caller: Admin, api: ApiDep
 ) -> Response:
-    """Stop keeping its models tuned."""
+    """Remove a watch."""
     if asking := ask_first(request, form, "watches"):
         return asking
     remove_watch(watch_id, caller, api)
@@ -181,7 +181,7 @@ def remove(
 
 @router.post("/watches/{watch_id}/hide")
 def hide(watch_id: WatchId, request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
-    """Leave a problem of a watch out, or keep it tuned again."""
+    """Hide a problem of a watch, or keep it tuned again."""
     hidden = form.get("hidden") != "false"
     set_hidden(watch_id, form.get("problem", ""), hidden=hidden, api=api)
     return go(request, "watches")

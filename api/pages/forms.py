@@ -18,9 +18,9 @@ from tuner.errors import BadInput, UnknownDevice
 
 
 async def _posted(request: Request) -> Mapping[str, str]:
-    """The fields of a form that are filled in.
+    """Return the fields of a form that are filled in.
 
-    Raises HTTPException 403 without its proof, and 401 for somebody who is logged out.
+    Raises HTTPException 403 without its proof, and 401 for a caller who is logged out.
     """
     state = request.scope["state"]
     caller_in(request.scope)
@@ -34,7 +34,7 @@ async def _posted(request: Request) -> Mapping[str, str]:
 
 
 def mistakes_in(error: ValidationError, body: Mapping[str, Any]) -> dict[str, str]:
-    """What is wrong with the body that a form became, by the field of the form."""
+    """Return the mistakes in the body that a form became, by the field of the form."""
     errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
     found: dict[str, dict[str, str]] = {}
     for one in mistakes_of(errors, body, on_page=True):
@@ -49,7 +49,7 @@ def refused_in(error: BadInput, field: str) -> dict[str, str]:
 
 
 def ask_first(request: Request, form: Mapping[str, str], back: str) -> Response | None:
-    """The page that asks "sure?" before something ends, where no script has asked."""
+    """Return the page that asks "sure?" before something ends, if no script has asked."""
     if not (what := form.get("ask")):
         return None
     fields = {name: value for name, value in form.items() if name != "ask"}
@@ -57,7 +57,7 @@ def ask_first(request: Request, form: Mapping[str, str], back: str) -> Response 
 
 
 def full_name(device: str) -> str:
-    """A device's name as the form offers it; another text stays."""
+    """Return a device's name as the form offers it; another text stays."""
     try:
         return find_device(device).name
     except UnknownDevice:

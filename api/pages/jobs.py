@@ -1,4 +1,4 @@
-"""Jobs: the list, one job as it happens, and the form for a new one."""
+"""Jobs: the list, a job as it happens, and the form for a new job."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _ENDED, _STOPPING, _OTHERS, _OVER, _GONE = _OUTCOMES = (
 
 
 class ShownJobs(JobPage):
-    """Which jobs to show. After a cancel, `came` has a number for each of _OUTCOMES."""
+    """The jobs to show. After a cancel, `came` has a number for each of _OUTCOMES."""
 
     came: str = Field("", pattern=rf"^[0-9]{{1,3}}(,[0-9]{{1,3}}){{{len(_OUTCOMES) - 1}}}$")
 
@@ -86,7 +86,7 @@ def show_jobs(
     caller: Reader,
     api: ApiDep,
 ) -> Response:
-    """The jobs, the newest first."""
+    """List the jobs, the newest first."""
     found = list_jobs(wanted, caller, api)
     devices = [one["name"] for one in list_devices(caller)["devices"]]
     found["jobs"] = [
@@ -108,8 +108,8 @@ def show_jobs(
 
 @router.post("/chosen")
 def change_chosen(request: Request, form: Posted, caller: Submitter, api: ApiDep) -> Response:
-    """Cancel or retry the jobs that are ticked. Those that it does not fit are passed over, and so
-    are those that are gone or were changed by somebody faster.
+    """Cancel or retry the ticked jobs. Pass over jobs that this does not fit, and jobs that are
+    gone or were changed meanwhile.
     """
     given = [one for one in request.query_params.multi_items() if one[0] != "came"]
     ticked = list(filter(None, form.get("job", "").split(",")))
@@ -145,13 +145,13 @@ def _cancel_one(job_id: str, caller: Submitter, api: Api) -> str:
 
 @router.get("/new")
 def show_form(request: Request, caller: Submitter) -> Response:
-    """The form for a job, with the fields that the address gives."""
+    """Show the form for a job, with the fields that the address gives."""
     return _form(request, caller, dict(request.query_params))
 
 
 @router.post("")
 def post_job(request: Request, form: Posted, caller: Submitter, api: ApiDep) -> Response:
-    """Queue the job of a form for a problem; of a form for a model, go to its plan."""
+    """Queue the job of a form for a problem; for a model, go to its plan."""
     given = {name: value for name, value in form.items() if name != "plan"}
 
     def answer(body: Mapping[str, Any]) -> Response:
@@ -176,7 +176,7 @@ def queue_plan(request: Request, form: Posted, caller: Submitter, api: ApiDep) -
     ticked = [name.removeprefix(_TICK) for name in form if name.startswith(_TICK)]
     given = {name: value for name, value in form.items() if not name.startswith(_TICK)}
     if not ticked:
-        return _plan(request, caller, api, given, "no box is ticked: tick what is to be tuned")
+        return _plan(request, caller, api, given, "no box is ticked: tick the problems to tune")
 
     def answer(body: Mapping[str, Any]) -> Response:
         asked = SubmitModel.model_validate({**body, "problems": ticked})
@@ -194,7 +194,7 @@ def queue_plan(request: Request, form: Posted, caller: Submitter, api: ApiDep) -
 
 @router.get("/{job_id}")
 def show_job(job_id: JobId, request: Request, caller: Reader, api: ApiDep) -> Response:
-    """A job and its steps."""
+    """Show a job and its steps."""
     job = readable(get_job(job_id, caller, api))
     events = [event.as_json() for event in api.jobs.events(job_id, 0, MOST_EVENTS)]
     progress = get_progress(job_id, caller, api)
@@ -317,7 +317,7 @@ def _form(
 
 
 def _body_of(form: Mapping[str, str]) -> dict[str, Any]:
-    """The body that the API takes. What is no number stays text, and the API says so."""
+    """Return the body that the API takes. A text that is no number stays: the API refuses it."""
     body: dict[str, Any] = dict(form)
     for name in _NUMBERS:
         if _WHOLE.fullmatch(form.get(name, "")):
@@ -331,14 +331,14 @@ def _body_of(form: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _owns(caller: Caller, job: Mapping[str, Any]) -> bool:
-    """Return whether the caller may cancel and retry a job."""
+    """Say whether the caller may cancel and retry a job."""
     if caller.scope < Scope.SUBMIT:
         return False
     return caller.scope >= Scope.ADMIN or caller.name in (job["client"], *job["clients"])
 
 
 def _for_everyone(caller: Caller, job: Mapping[str, Any]) -> bool:
-    """Whether a cancel of the caller ends the job for others too: only an admin may do that."""
+    """Say whether a cancel of the caller ends the job for others too: only an admin may do that."""
     alone = job["clients"] == [caller.name]
     return caller.scope >= Scope.ADMIN and not alone
 
@@ -348,7 +348,7 @@ def _may_retry(job: Mapping[str, Any]) -> bool:
 
 
 def _took_s(job: Mapping[str, Any]) -> float | None:
-    """Seconds since a worker first had a job, until it ended or until now."""
+    """Return the seconds since a worker first had a job, until it ended or until now."""
     began, ended = as_time(job["started_at"]), as_time(job["finished_at"])
     return None if began is None else ((ended or _now()) - began).total_seconds()
 
@@ -370,7 +370,7 @@ def _now() -> datetime:
 
 
 def _failures(trials: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, int]]:
-    """The status, the first line of the detail and the number of the most frequent failures."""
+    """Return the status, first line of the detail and number of the most frequent failures."""
     found = Counter(
         (Status(trial["status"]).value, trial["detail"].strip().partition("\n")[0])
         for trial in trials

@@ -1,4 +1,4 @@
-"""Log in and out, sessions, and keys: who may use the service."""
+"""Log in and out, sessions, and keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Once = Annotated[str, Query(max_length=200)]
 
 @router.get("/login")
 async def show_login(request: Request, api: ApiDep, next: Next = "", once: Once = "") -> Response:  # noqa: A002
-    """The form for a key; or, with the secret of a link, the session that it gives."""
+    """Show the form for a key; or, with the secret of a link, begin the session that it gives."""
     if not once or request.scope.get("head"):
         return login_form(request, next=checked_return(next))
     try:
@@ -86,7 +86,7 @@ async def log_out(request: Request, api: ApiDep, caller: Reader, form: Posted) -
 
 
 async def _start(request: Request, api: Api, key_name: str) -> str:
-    """The token of a new session, which replaces the browser's old one."""
+    """Return the token of a new session, which replaces the browser's old session."""
     if old := session_of(request.headers):
         await run_in_threadpool(api.sessions.end, old)
         api.known_sessions.forget(old)
@@ -102,14 +102,14 @@ audit = logging.getLogger("tuner.api.audit")  # what cannot be taken back, and w
 
 @router.get("/sessions")
 def show_sessions(request: Request, caller: Reader, api: ApiDep) -> Response:
-    """The sessions of the key that the browser has logged in with."""
+    """List the sessions of the key that the browser has logged in with."""
     token = session_of(request.headers)
     return page(request, "sessions", sessions=api.sessions.of_same_key(token) if token else [])
 
 
 @router.post("/sessions/end-others")
 def end_others(request: Request, form: Posted, caller: Reader, api: ApiDep) -> Response:
-    """End all sessions of the key but this one. Event streams and other servers notice soon."""
+    """End all other sessions of the key. Event streams and other servers notice soon."""
     if asking := ask_first(request, form, "sessions"):
         return asking
     if token := session_of(request.headers):
@@ -123,13 +123,13 @@ keys = APIRouter(prefix="/keys", include_in_schema=False)
 
 @keys.get("")
 def show_keys(request: Request, caller: Admin, api: ApiDep) -> Response:
-    """Who may use the service."""
+    """List the keys."""
     return _keys(request, caller, api)
 
 
 @keys.post("")
 def make_key(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Response:
-    """Make a key and show its secret once; with a mistake, say what it is."""
+    """Create a key and show its secret once; after a mistake, name the mistake."""
     try:
         made = add_key(KeyIn.model_validate(form), Response(), caller, api)
     except ValidationError as error:

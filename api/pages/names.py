@@ -1,4 +1,4 @@
-"""Words for what the API answers: devices, problems, states, and the steps of a job."""
+"""Words for the API's answers: devices, problems, states, and the steps of a job."""
 
 from __future__ import annotations
 
@@ -46,45 +46,45 @@ _FIELDS = {"top_k": "top", "per_channel_quant": "per channel"}
 
 
 def device_short(name: str) -> str:
-    """A GPU's name without its vendor: H100 80GB HBM3."""
+    """Return a GPU's name without its vendor: H100 80GB HBM3."""
     return name.removeprefix("NVIDIA_").replace("_", " ")
 
 
 def engine_words(text: str) -> str:
-    """An engine and its version: sglang 0.5.16."""
+    """Return an engine and its version: sglang 0.5.16."""
     return text.replace("==", " ")
 
 
 def status_words(status: str) -> str:
-    """A status or state in words."""
+    """Return a status or state in words."""
     return _STATUSES.get(status, status.replace("_", " "))
 
 
 def problem_words(text: str) -> str:
-    """A problem's text, easier to read: fused moe · E 256 · N 64 · int8_w8a8."""
+    """Return a problem's text, easier to read: fused moe · E 256 · N 64 · int8_w8a8."""
     kind, _, fields = text.partition(":")
     words = [_field_words(field) for field in fields.split(",") if field]
     return " · ".join([kind.replace("_", " "), *words])
 
 
 def words_of_count(count: int, noun: str) -> str:
-    """A number of things in words: 1 job, 2,000 jobs."""
+    """Return a number of things in words: 1 job, 2,000 jobs."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def gain_words(gain: float | None) -> str:
-    """How many times as fast, cut to two decimals as everywhere: 1.88×. "" without a gain."""
+    """Return a gain cut to two decimals, as everywhere: 1.88×. "" without a gain."""
     return "" if gain is None else gain_text(gain).replace("x", "×")
 
 
 def step_words(kind: str) -> str:
-    """The kind of a job's event in words."""
+    """Return the kind of a job's event in words."""
     return _STEPS.get(kind, kind.replace("_", " "))
 
 
 @lru_cache(maxsize=4096)
 def model_words(model: str, problem: str) -> str:
-    """The name of what is tuned: a model's, or the problem's own if no model was named.
+    """Return the name of a job's model, or of its problem if no model was named.
 
     A model of the table has the tensor-parallel sizes that lead to the problem: deepseek-r1 TP 8.
     """
@@ -100,7 +100,7 @@ _REQUEST = ("problem", "device", "engine", "measure", "effort", "seed")  # what 
 
 
 def readable(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the job; if its request cannot be read, with a text for each value of that."""
+    """Return the job; if its request cannot be read, with a text for each of its values."""
     if not job.get("unreadable"):
         return dict(job)
     stored = UnreadableRequest(job["request"], job["unreadable"])
@@ -117,7 +117,7 @@ def _field_words(field: str) -> str:
 
 
 def steps_of(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The kind, the time, the text and the number of trials of each step, the newest first.
+    """Return the kind, time, text and number of trials of each step, the newest first.
 
     Trials that follow each other are one step.
     """
@@ -150,7 +150,7 @@ def _said(kind: str, data: Mapping[str, Any]) -> str:
 
 
 def plain(value: object) -> object:
-    """A value without characters that turn the direction of the text around them, or control it."""
+    """Return a value without characters that control text or turn its direction."""
     if not isinstance(value, str) or not _STEERS.search(value):
         return value
     return type(value)(_STEERS.sub("\N{REPLACEMENT CHARACTER}", value))

@@ -1,4 +1,4 @@
-"""Renders templates: what all pages have, how values are written for people, and errors as pages.
+"""Render templates: the parts that all pages share, values for people, and errors as pages.
 
 Styles and scripts are read once. Their address changes with their content: browsers keep them.
 """
@@ -48,7 +48,7 @@ router = APIRouter(include_in_schema=False)
 
 @cache
 def _static() -> tuple[Mapping[str, bytes], str]:
-    """The files that pages load, packed by gzip, and the version that their addresses have."""
+    """Return the files that pages load, packed by gzip, and the version in their addresses."""
     found = {
         one.name: one.read_bytes()
         for one in (files("api.pages") / "static").iterdir()
@@ -61,7 +61,7 @@ def _static() -> tuple[Mapping[str, bytes], str]:
 
 @router.get("/static/{version}/{name}")
 async def get_static(version: str, name: str, request: Request) -> Response:
-    """A file of these pages. An address of another version is not to be kept."""
+    """Return a file of these pages. An address of another version is not to be kept."""
     packed, own = _static()
     if name not in packed:
         raise HTTPException(404)
@@ -107,7 +107,7 @@ def page(
     headers: Mapping[str, str] | None = None,
     **values: object,
 ) -> HTMLResponse:
-    """A page of the template `NAME.html`, with the values that it names."""
+    """Return a page of the template `NAME.html`, with the values that it names."""
     state = request.scope.get("state", {})
     caller, session = state.get("caller"), state.get("session")
     text = _TEMPLATES.get_template(f"{template}.html").render(
@@ -124,19 +124,21 @@ def page(
 
 
 def go(request: Request, address: str) -> Response:
-    """An answer that sends the browser to a page; `address` is relative to the root."""
+    """Return an answer that sends the browser to a page; `address` is relative to the root."""
     return Response(status_code=303, headers={"Location": root_of(request) + address, **_HEADERS})
 
 
 def as_time(value: datetime | str | None) -> datetime | None:
-    """A time of the API's answers."""
+    """Return a time of the API's answers."""
     if isinstance(value, str):
         return datetime.fromisoformat(value.replace("Z", "+00:00"))
     return value
 
 
 def _time(value: datetime | str | None, to: str = "minutes") -> Markup:
-    """A time in UTC, to the minute or to the second. A script turns it into the reader's zone."""
+    """Return a time in UTC, to the minute or to the second. A script turns it into the reader's
+    zone.
+    """
     at = as_time(value)
     if at is None:
         return Markup('<span class="none">never</span>')
@@ -148,7 +150,7 @@ def _time(value: datetime | str | None, to: str = "minutes") -> Markup:
 
 
 def _ago(value: datetime | str | None) -> Markup:
-    """A time by its distance from now: 3 min ago. A pointer on it shows the time itself."""
+    """Return a time by its distance from now: 3 min ago. A pointer on it shows the time itself."""
     at = as_time(value)
     if at is None:
         return Markup('<span class="none">never</span>')
@@ -161,7 +163,7 @@ def _ago(value: datetime | str | None) -> Markup:
 
 
 def _distance(seconds: float) -> str:
-    """A duration in its largest unit."""
+    """Return a duration in its largest unit."""
     for unit, size in (("day", 86_400), ("hour", 3600), ("min", 60)):
         if count := int(seconds // size):
             return f"{count} {unit}{'s' if count > 1 and unit != 'min' else ''}"
@@ -173,7 +175,7 @@ def _iso(at: datetime) -> str:
 
 
 def _us(value: float | None) -> str:
-    """Microseconds, with three digits that count."""
+    """Return microseconds with three significant digits."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.{2 if value < 10 else 1}f}"
@@ -183,7 +185,7 @@ _HASH = re.compile(r"\b[0-9a-f]{32,64}\b")
 
 
 def _kernels(text: str) -> str:
-    """Why a result is stale, with hashes of kernels in short."""
+    """Return why a result is stale, with short hashes of kernels."""
     return _HASH.sub(lambda found: found[0][:8], text).replace("kernel_hash", "the kernels' hash")
 
 
@@ -198,12 +200,12 @@ def _bytes(value: float | None) -> str:
 
 
 def _reason(text: str) -> str:
-    """A reason with its gain as pages write gains: 1.164x is 1.16×."""
+    """Return a reason with its gain as pages write gains: 1.164x is 1.16×."""
     return _GAIN.sub(lambda found: gain_words(float(found[1])), text)
 
 
 def _seconds(value: float | None) -> str:
-    """A duration in its two largest units."""
+    """Return a duration in its two largest units."""
     if value is None:
         return "–"
     whole = int(value)
@@ -216,7 +218,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _with_flags(text: str) -> Markup:
-    """A sentence with the flags of servers as code."""
+    """Return a sentence with the flags of servers as code."""
     parts = _FLAG.split(str(plain(text)))  # each second one is a flag
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts)
@@ -224,18 +226,18 @@ def _with_flags(text: str) -> Markup:
 
 
 def _query(**values: object) -> str:
-    """A query string of the values that say something."""
+    """Return a query string without empty values."""
     given = {name: value for name, value in values.items() if value not in (None, "", [], False)}
     return urlencode(given, doseq=True)
 
 
 def _with(query: Mapping[str, str], **changes: object) -> str:
-    """A page's query string with some values changed, and without a place in the list."""
+    """Return a page's query string with some values changed, and without a place in the list."""
     return _query(**{**dict(query), "after": None, **changes})
 
 
 def _config(config: Mapping[str, int]) -> str:
-    """A configuration as people write it: 16x64x128, and what else it says."""
+    """Return a configuration as people write it: 16x64x128, and its other parameters."""
     known = {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"}
     words = []
     if known <= set(config):
@@ -315,7 +317,7 @@ def login_form(
     again: str = "",
     kept: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
-    """The form for a key. `kept` are the fields of another form, which waits for the log in."""
+    """Return the form for a key. `kept` are the fields of a form that waits for the log in."""
     return page(
         request,
         "login",
@@ -328,15 +330,15 @@ def login_form(
 
 
 def log_in_first(request: Request, form: Mapping[str, str]) -> Response:
-    """The log in for a form of somebody whose session has ended; the form's fields wait in it."""
+    """Return the log in for a form whose session has ended; the form's fields wait in it."""
     kept = {name: value for name, value in form.items() if name != "proof"}
     again = checked_return(request.scope["path"][1:])
-    text = "Your session has ended. Log in, and what you filled in is there again."
+    text = "Your session has ended. Log in, and the form has your input again."
     return login_form(request, 401, problem=text, again=again, kept=kept)
 
 
 class ShowErrors:
-    """ASGI middleware: turns problem details into pages where a browser asked for one."""
+    """ASGI middleware: turns problem details into pages if a browser asked for a page."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

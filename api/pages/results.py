@@ -1,4 +1,4 @@
-"""One result: what is published for a problem on a device, and what was tried for it."""
+"""A result: the winners published for a problem on a device, and its trials."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FIRST = ("BLOCK_SIZE_M", "BLOCK_SIZE_N")
 
 @dataclass(frozen=True)
 class TrialCell:
-    """The trials with two values: the best time, or why none has one."""
+    """The trials with two values: the best time, or why no trial has a time."""
 
     count: int
     best_us: float | None
@@ -60,7 +60,7 @@ class TrialMap:
 
 
 def map_of(trials: Sequence[Mapping[str, Any]], across: str, down: str) -> TrialMap | None:
-    """The map of some trials of one point; None where no two parameters vary."""
+    """Return the map of some trials of a point; None if no two parameters vary."""
     values: dict[str, set[int]] = defaultdict(set)
     for trial in trials:
         for name, value in trial["config"].items():
@@ -103,7 +103,7 @@ def _pair(trials: Sequence[Mapping[str, Any]], best_us: float | None) -> TrialCe
 
 
 def _shade(time_us: float, best_us: float) -> int:
-    """0 within a tenth of the best time; the darkest from twice the time on."""
+    """Return 0 within a tenth of the best time, and the darkest from twice the time on."""
     slower = time_us / best_us
     limits = (1.1, 1.3, 1.6, 2.0)
     return next((shade for shade, limit in enumerate(limits) if slower <= limit), SHADES - 1)
@@ -115,7 +115,7 @@ MOST_TRIALS = 1000  # of one point
 
 
 class ResultPage(ResultOf):
-    """Which result to show, and what of it."""
+    """The result to show, and its environment, point and parameters."""
 
     environment: int = Field(0, ge=0, lt=1000, description="In the order of the history.")
     point: int | None = Field(None, ge=0, lt=100_000, description="Whose trials to show.")
@@ -130,7 +130,7 @@ def show_result(
     caller: Reader,
     api: ApiDep,
 ) -> Response:
-    """One problem on one device."""
+    """Show the result of a problem on a device."""
     which = ResultOf(problem=wanted.problem, device=wanted.device, engine=wanted.engine)
     result = get_result(which, caller, api)
     histories = result["environments"]
@@ -175,14 +175,14 @@ def withdraw(request: Request, form: Posted, caller: Admin, api: ApiDep) -> Resp
 
 
 def _entry(entries: Sequence[WinnerRow], number: int | None) -> WinnerRow | None:
-    """The entry whose trials are shown: the one that was chosen, or the one that gained most."""
+    """Return the entry whose trials are shown: the chosen entry, or the largest gain's."""
     if number is not None and number < len(entries):
         return entries[number]
     return max(entries, key=lambda one: one.speedup or 0.0, default=None)
 
 
 def _trials(about: WinnerRow, caller: Caller, api: Api) -> list[Mapping[str, Any]]:
-    """The stored trials at the point of an entry."""
+    """Return the stored trials at the point of an entry."""
     point = about.winner
     place = [
         about.part,

@@ -1,4 +1,4 @@
-"""Winners as rows and as lines of charts: part and size, and what the engine would have run."""
+"""Winners as rows and as lines of charts: part, size, and the engine's own kernel."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PartChart:
 
 
 def chart_of(part: str, lines: Sequence[Times], below: float = 1.0) -> PartChart | None:
-    """The chart of a part's lines; None without any time.
+    """Return the chart of a part's lines; None without any time.
 
     There is room for times that are shorter by the factor `below`.
     """
@@ -97,12 +97,12 @@ class WinnerRow:
 
     @property
     def size(self) -> str:
-        """The batch size, and the tokens of attention: `8`, or `4×512+8192`."""
+        """Return the batch size, and the tokens of attention: `8`, or `4×512+8192`."""
         return size_of(self.winner)
 
     @property
     def running(self) -> str:
-        """The incumbent that gains are over, as `tuner.tuning.gains.reference` chooses it."""
+        """Return the incumbent that gains are over: see `tuner.tuning.gains.reference`."""
         incumbents, name = self.winner["incumbents"], self.winner.get("without_us") or ""
         found = incumbents.get(name)
         if found is not None and (found["median_us"] is not None or name in OWN):
@@ -111,12 +111,12 @@ class WinnerRow:
 
     @property
     def over_without_us(self) -> bool:
-        """Whether gains are over what a server runs without this program."""
+        """Say whether gains are over the kernel that a server runs without this program."""
         return bool(self.running) and self.running == self.winner.get("without_us")
 
     @property
     def alone_us(self) -> float | None:
-        """The time of what the engine would run."""
+        """Return the time of the kernel that the engine would run."""
         return self.time_of(self.running)
 
     def time_of(self, incumbent: str) -> float | None:
@@ -130,32 +130,32 @@ class WinnerRow:
 
     @property
     def roofline_share(self) -> float | None:
-        """The roofline's time over this one: 1 is as fast as the device can be."""
+        """Return the roofline's time over this time: 1 is as fast as the device can be."""
         mine = self.winner["median_us"]
         return self.winner["least_us"] / mine if mine else None
 
     @property
     def bar(self) -> float:
-        """The speed-up as the length of a bar, 0 to 100: twice as fast is half of it."""
+        """Return the speed-up as the length of a bar, 0 to 100: twice as fast is 50."""
         return 0.0 if not self.speedup else max(0.0, min(100.0, 100 * (1 - 1 / self.speedup)))
 
 
 def size_of(point: Mapping[str, Any]) -> str:
-    """A point's size, as Entry.size."""
+    """Return a point's size, as Entry.size."""
     if point.get("new_tokens") is None:
         return str(point["batch_size"])
     return f"{point['batch_size']}×{point['new_tokens']}+{point['cached_tokens']}"
 
 
 def entries_of(winners: Sequence[Mapping[str, Any]]) -> list[WinnerRow]:
-    """Winners as entries. Where a point has several, the one that counts more comes later."""
+    """Return winners as entries. If a point has several, the more important entry comes later."""
     found = [WinnerRow(number, winner) for number, winner in enumerate(winners)]
     whole = {one.size for one in found if one.alone_us == 0}
     return [replace(one, whole=one.size in whole) for one in found]
 
 
 def entries_so_far(progress: Mapping[str, Any]) -> list[WinnerRow]:
-    """The points of a run that goes on: the best time of each, beside the incumbents' times."""
+    """Return the points of a running job: the best time of each, beside the incumbents' times."""
     best = {one["point"]: one for one in progress["best"]}
     planned = sorted(progress["incumbents"], key=_place)
     return [
@@ -172,13 +172,13 @@ def entries_so_far(progress: Mapping[str, Any]) -> list[WinnerRow]:
 
 
 def _place(point: Mapping[str, Any]) -> tuple[int, ...]:
-    """The order of winners: by size, then by part in the order of launch."""
+    """Return the place of a winner: by size, then by part in the order of launch."""
     sizes = [point["batch_size"], point.get("new_tokens") or 0, point.get("cached_tokens") or 0]
     return (*sizes, [part.value for part in parts()].index(point.get("gemm") or point["part"]))
 
 
 def speedup_of(entries: Sequence[WinnerRow]) -> float | None:
-    """The geometric mean over the sizes whose parts all have both times; None without any."""
+    """Return the geometric mean over the sizes whose parts all have both times; None if none."""
     by_size: dict[str, list[WinnerRow]] = {}
     for one in entries:
         by_size.setdefault(one.size, []).append(one)
@@ -192,7 +192,7 @@ def speedup_of(entries: Sequence[WinnerRow]) -> float | None:
 
 
 def over_of(entries: Sequence[WinnerRow]) -> str:
-    """What the gains of some entries are over, in words."""
+    """Return the incumbent that the gains of some entries are over, in words."""
     timed = [one for one in entries if one.running]
     names = dict.fromkeys(one.running for one in timed)
     said = " and ".join(f"Triton's {n}" if n in OWN else title_of(n) for n in names)
@@ -202,12 +202,12 @@ def over_of(entries: Sequence[WinnerRow]) -> str:
 
 
 def server_of(entries: Sequence[WinnerRow]) -> ServerSettings:
-    """The settings of the servers that gains are of, as far as they are known."""
+    """Return the settings of the servers that gains are of, as far as they are known."""
     return next(filter(None, (read_server(one.winner) for one in entries)), UNKNOWN_SERVER)
 
 
 def charts_of(entries: Sequence[WinnerRow], running: bool = False) -> list[PartChart]:
-    """A chart of times by size for each part.
+    """Return a chart of times by size for each part.
 
     While a job runs, its charts show the best time so far, and leave room below for shorter times.
     """
@@ -232,20 +232,20 @@ def charts_of(entries: Sequence[WinnerRow], running: bool = False) -> list[PartC
 
 
 def _looks() -> Iterator[tuple[Colour, Glyph]]:
-    """Colours and marks for lines beside the tuned one; twelve differ from each other."""
+    """Yield colours and marks for lines beside the tuned line; twelve differ from each other."""
     colours = cycle((Colour.FIRST, Colour.FOURTH, Colour.FIFTH))
     return zip(colours, cycle((Glyph.SQUARE, Glyph.TRIANGLE, Glyph.DIAMOND, Glyph.RING)))
 
 
 def _incumbents(entries: Sequence[WinnerRow]) -> list[tuple[str, str]]:
-    """The lines of a chart beside the tuned one: words, and the incumbent's name."""
+    """Return the lines of a chart beside the tuned line: words, and the incumbent's name."""
     known = (("engine's default", "default"), ("engine's file", "shipped"))
     others = {name for one in entries for name in one.winner["incumbents"]} - set(OWN)
     return [*known, *((title_of(name), name) for name in sorted(others))]
 
 
 def _rooflines(entries: Sequence[WinnerRow]) -> dict[str, float]:
-    """The least time of each size, unless some are so far below the times that they mislead."""
+    """Return the least time of each size, unless some mislead, as they are far below the times."""
     near = all(
         one.winner["least_us"] * _FAR > one.winner["median_us"]
         for one in entries

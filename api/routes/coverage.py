@@ -1,4 +1,4 @@
-"""What is stored, what is watched, and the nights that tune what is missing."""
+"""Stored results, watches, and the nights that tune missing results."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ WatchId = Annotated[int, Path(ge=1, lt=1 << 31)]
 def list_stored(
     page: Annotated[StoredPage, Query()], caller: Reader, api: ApiDep
 ) -> dict[str, Any]:
-    """List what is stored, by device and environment, and whether it is stale."""
+    """List the stored results by device and environment, and whether each is stale."""
     device = find_device(page.device).name if page.device else None
     after = read_cursor_of(device or "", page.after, read_pair)
     found = api.lookups.stored_summaries(device, after, page.limit + 1)
@@ -71,7 +71,7 @@ def list_stored(
 def list_matrix(
     page: Annotated[MatrixPage, Query()], caller: Reader, api: ApiDep
 ) -> dict[str, Any]:
-    """List problems by device: what is measured, predicted, stale or missing, and the gain."""
+    """List problems by device: measured, predicted, stale or missing, and the gain."""
     wanted = page.wanted()
     rows, after = api.matrix.rows(), read_cursor_of(wanted.digest, page.after, read_row_place)
     found = api.matrix.find(wanted)
@@ -96,7 +96,7 @@ def list_matrix(
 def list_watched(
     page: Annotated[WatchedPage, Query()], caller: Reader, api: ApiDep
 ) -> dict[str, Any]:
-    """List what is watched, in the watch list's order: tuned, stale or missing."""
+    """List the watched models, in the watch list's order: tuned, stale or missing."""
     wanted, watch_list = page.wanted(), watch_list_of(api.settings.service, api.nights)
     digest = f"{wanted} {watch_list.digest}"
     skip = read_cursor_of(digest, page.after, read_one) or 0
@@ -113,14 +113,14 @@ def list_watches(caller: Reader, api: ApiDep) -> dict[str, Any]:
 
 @router.post("/watches", status_code=201, response_model=WatchOut, responses=responses(415))
 def add_watch(body: WatchIn, caller: Admin, api: ApiDep) -> dict[str, Any]:
-    """Keep models tuned. An equal watch that is there already is answered instead."""
+    """Add a watch, which keeps models tuned. If an equal watch exists, return it instead."""
     watch = watch_of(body, api.settings.service)
     return asdict(api.nights.add_watch(watch.as_json(), watch.key, caller.name))
 
 
 @router.get("/watches/{watch_id}", response_model=WatchOut, responses=responses(404))
 def get_watch(watch_id: WatchId, caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """Show a watch that was added over the API."""
+    """Return a watch that was added over the API."""
     watch = api.nights.watch(watch_id)
     if watch is None:
         raise _no_watch(watch_id)
@@ -129,21 +129,22 @@ def get_watch(watch_id: WatchId, caller: Reader, api: ApiDep) -> dict[str, Any]:
 
 @router.delete("/watches/{watch_id}", status_code=204, responses=responses(404))
 def remove_watch(watch_id: WatchId, caller: Admin, api: ApiDep) -> None:
-    """Stop keeping its models tuned. What is stored stays."""
+    """Remove a watch. Its stored results stay."""
     if not api.nights.remove_watch(watch_id):
         raise _no_watch(watch_id)
 
 
 @router.post("/watches/{watch_id}/hide", response_model=WatchOut, responses=responses(404, 415))
 def hide_problem(watch_id: WatchId, body: HideIn, caller: Admin, api: ApiDep) -> dict[str, Any]:
-    """Leave a problem of a watch out, on all its devices, or keep it tuned again."""
+    """Hide a problem of a watch on all its devices, or keep it tuned again."""
     return set_hidden(watch_id, body.problem, hidden=body.hidden, api=api)
 
 
 def set_hidden(watch_id: int, text: str, *, hidden: bool, api: Api) -> dict[str, Any]:
     """Hide a problem of a watch, or show it again.
 
-    Raises BadProblem, and HTTPException 404 for no such watch, or no such problem of it.
+    Raises BadProblem, and HTTPException 404 if there is no such watch, or the watch has no such
+    problem.
     """
     problem, stored = parse_problem(text).spec(), api.nights.watch(watch_id)
     if stored is None:
@@ -168,7 +169,7 @@ def _no_watch(watch_id: int) -> HTTPException:
     responses=responses(415),
 )
 def run_night(caller: Admin, api: ApiDep, body: NightIn = NightIn()) -> dict[str, Any]:
-    """Queue what is missing or stale of what is watched: once a day, or again with `force`."""
+    """Queue the missing and stale problems of watched models: once a day, or again with `force`."""
     settings = api.settings.service
     return do_round(settings, api.store, api.announcer, dry_run=body.dry_run, force=body.force)
 
@@ -179,7 +180,7 @@ def run_night(caller: Admin, api: ApiDep, body: NightIn = NightIn()) -> dict[str
 def list_nights(
     page: Annotated[NightsPage, Query()], caller: Reader, api: ApiDep
 ) -> dict[str, Any]:
-    """List the nights, the newest first, with the lengths of what their summaries list."""
+    """List the nights, the newest first, with the lengths of the lists in their summaries."""
     after = read_cursor(page.after, read_date_and_id)
     found = api.nights.counted(after, page.limit + 1)
     nights, cursor = page_of(found, page.limit, lambda night: [night.date.isoformat(), night.id])
@@ -193,7 +194,7 @@ def list_nights(
     responses=responses(404),
 )
 def get_night(day: date | Literal["last"], caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """Show the record of the night of a date, or of the last night."""
+    """Return the record of the night of a date, or of the last night."""
     night = api.nights.last() if day == "last" else api.nights.night(SCHEDULE, day)
     if night is None:
         raise HTTPException(404, "there was no night " + ("yet" if day == "last" else f"of {day}"))
@@ -207,5 +208,5 @@ def compare_nights(
     caller: Reader,
     api: ApiDep,
 ) -> dict[str, Any]:
-    """Compare a finished night with an earlier one: jobs, and the fastest trials of their runs."""
+    """Compare a finished night with an earlier night: jobs, and their runs' fastest trials."""
     return diff_nights(api.store, SCHEDULE, since, day).as_json()

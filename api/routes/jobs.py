@@ -1,4 +1,4 @@
-"""Post jobs, look at them, follow them, end them, queue them again and delete them."""
+"""Post jobs, list them, follow them, cancel them, queue them again and delete them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=200,
         pattern=r"^[!-~]+$",
-        description="Any text that identifies this submission: sent twice, it makes one job.",
+        description="Any text that identifies this submission: a repetition makes no second job.",
     ),
 ]
 
@@ -75,7 +75,7 @@ def submit_job(
     api: ApiDep,
     idempotency_key: IdempotencyKey = None,
 ) -> dict[str, Any]:
-    """Queue a tuning job. An equal job, unfinished or done in the last day, is answered instead."""
+    """Queue a tuning job. If an equal job is unfinished or a day old at most, return it instead."""
     if body.urgent:
         may_hurry(caller)
     _admit(request, api, caller)
@@ -94,7 +94,7 @@ def submit_job(
     response_model_exclude_unset=True,
     responses={
         **responses(409, 415),
-        200: {"description": "An answer for each job. All accepted ones are in the store."},
+        200: {"description": "An answer for each job. All accepted jobs are in the store."},
     },
 )
 def submit_jobs(
@@ -105,9 +105,9 @@ def submit_jobs(
     api: ApiDep,
     idempotency_key: IdempotencyKey = None,
 ) -> dict[str, Any]:
-    """Queue up to 100 tuning jobs at once. One that is refused does not stop the others.
+    """Queue up to 100 tuning jobs at once. A job that is refused does not stop the others.
 
-    One idempotency key stands for all of them.
+    One idempotency key stands for the whole batch.
     """
     jobs = body.read()
     if any(job.urgent for job in jobs if isinstance(job, SubmitJob)):
@@ -157,9 +157,9 @@ def submit_model(
     api: ApiDep,
     idempotency_key: IdempotencyKey = None,
 ) -> dict[str, Any]:
-    """Queue a job for each problem of a model, by default if servers read files for it.
+    """Queue a job for each problem of a model, by default only if servers read files for it.
 
-    One idempotency key stands for all of them: a repetition answers the same jobs.
+    One idempotency key stands for all of these jobs: a repetition returns the same jobs.
     """
     if body.urgent:
         may_hurry(caller)
@@ -205,7 +205,7 @@ def _priority(body: SubmitJob) -> Priority:
 
 def _announce(answers: Sequence[Submitted], response: Response, api: Api) -> None:
     """Wake workers for the new jobs: once for each queue, as a woken worker does all it can. Say so
-    if all of this was answered before.
+    in a header if the jobs were answered before.
     """
     if answers and answers[0].replayed:
         response.headers["Idempotent-Replayed"] = "true"
@@ -231,7 +231,7 @@ def _answer(answer: Submitted, notes: Sequence[str], api: Api) -> dict[str, Any]
 
 
 Everyone = Annotated[
-    bool, Query(description="End it for all of its clients; this needs a key of scope admin.")
+    bool, Query(description="End the job for all its clients; this needs a key of scope admin.")
 ]
 
 
@@ -253,7 +253,7 @@ def list_jobs(page: Annotated[JobPage, Query()], caller: Reader, api: ApiDep) ->
     responses=responses(404),
 )
 def get_job(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """Show a job."""
+    """Return a job."""
     job = api.jobs.get(job_id)
     if job.state.finished:
         return job.as_json()
@@ -266,14 +266,14 @@ def get_job(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
     response_model_exclude_unset=True,
     responses={
         **responses(404),
-        200: {"description": "It has ended, or it goes on for the clients that it names."},
-        202: {"model": JobOut, "description": "Its worker was asked to stop."},
+        200: {"description": "The job has ended, or it goes on for the clients that it names."},
+        202: {"model": JobOut, "description": "The job's worker was asked to stop."},
     },
 )
 def cancel_job(
     job_id: JobId, response: Response, caller: Submitter, api: ApiDep, everyone: Everyone = False
 ) -> dict[str, Any]:
-    """Withdraw from a job. It ends with its last client; its trials stay."""
+    """Withdraw from a job. The job ends when its last client withdraws; its trials stay."""
     job = api.jobs.get(job_id)
     mine = caller.name in job.clients
     if caller.scope < Scope.ADMIN and (everyone or not mine):
@@ -287,7 +287,7 @@ def cancel_job(
 
 @router.delete("/{job_id}", status_code=204, responses=responses(404, 409))
 def delete_job(job_id: JobId, caller: Admin, api: ApiDep) -> None:
-    """Delete a job that has ended, and its steps. What it tried and what is published stay."""
+    """Delete a job that has ended, and its steps. Its trials and the published winners stay."""
     job = api.jobs.delete(job_id)
     problem, device = job.request.spec, job.request.device
     extra = {"client": caller.name, "job_id": job_id, "problem": problem, "device": device}
@@ -320,7 +320,7 @@ LastEventId = Annotated[
     Header(
         ge=0,
         lt=1 << 31,
-        description="The last event received: the stream goes on after it.",
+        description="The id of the last event received: the stream goes on after it.",
     ),
 ]
 
@@ -330,7 +330,7 @@ After = Annotated[
     Query(
         ge=0,
         lt=1 << 31,
-        description="As Last-Event-ID, for a client that cannot send it. The header counts more.",
+        description="For clients that cannot send Last-Event-ID, which takes precedence.",
     ),
 ]
 
@@ -340,7 +340,7 @@ async def _stream_start(
 ) -> AsyncIterator[tuple[FollowedJob, int]]:
     """Yield the job, and the number of the event that the stream begins after.
 
-    Once the stream has begun, its status cannot be changed.
+    The status cannot be changed after the stream has begun.
     """
     seen = await run_in_threadpool(_first_seen, api, job_id, last_event_id or after)
     with api.streaming(caller.name, caller.secret, job_id) as job:
@@ -372,7 +372,7 @@ def _first_seen(api: Api, job_id: str, last_event_id: int) -> int:
 async def follow_job(
     start: Annotated[tuple[FollowedJob, int], Depends(_stream_start)], caller: Reader, api: ApiDep
 ) -> AsyncIterator[EventOut]:
-    """Follow a job to its end, from its first step or from the one after Last-Event-ID."""
+    """Follow a job to its end, from its first event or from the event after Last-Event-ID."""
     ends_at = time.monotonic() + api.settings.stream_s
     (job, seen), finished = start, False
     yield ServerSentEvent(comment="steps of a job", retry=RECONNECT_MS)  # type: ignore[misc]

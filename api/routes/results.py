@@ -1,4 +1,4 @@
-"""What came of jobs: winners, trials, exports, bundles and proofs in live servers."""
+"""Results of jobs: winners, trials, exports and bundles."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ RunId = Annotated[int, InPath(ge=1, lt=1 << 31)]
     responses=responses(404),
 )
 def list_winners(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """Show what is published for a job's problem in the environment that it ran in."""
+    """Return the winners published for a job's problem, in the environment that the job ran in."""
     job = api.jobs.get(job_id)
     found = api.results.winners_of(job.run_id) if job.run_id is not None else []
     return {
@@ -76,7 +76,7 @@ def list_winners(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
 def list_trials(
     job_id: JobId, page: Annotated[Page, Query()], caller: Reader, api: ApiDep
 ) -> dict[str, Any]:
-    """List what a job tried, by gemm or stage, size and configuration."""
+    """List the trials of a job, by gemm or stage, size and configuration."""
     run_id = api.jobs.get(job_id).run_id
     return {"trials": [], "next": None} if run_id is None else _trials(run_id, page, api)
 
@@ -90,7 +90,7 @@ def list_trials(
 def list_run_trials(
     run_id: RunId, page: Annotated[Page, Query()], caller: Reader, api: ApiDep
 ) -> dict[str, Any]:
-    """List what a run tried, by gemm or stage, size and configuration."""
+    """List the trials of a run, by gemm or stage, size and configuration."""
     return _trials(run_id, page, api)
 
 
@@ -101,7 +101,7 @@ def list_run_trials(
     responses=responses(404),
 )
 def get_progress(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """Show what a job tried by now, how long the rest takes, and the best time at each point."""
+    """Return a job's numbers of trials, the time left and the best time at each point."""
     return progress_of(api.jobs.get(job_id), api.jobs, api.results, api.fleet.reasons())
 
 
@@ -112,7 +112,7 @@ def get_progress(job_id: JobId, caller: Reader, api: ApiDep) -> dict[str, Any]:
     responses=responses(404),
 )
 def get_result(wanted: Annotated[ResultOf, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """Show what is published for a problem on a device, in each of its environments."""
+    """Return the winners published for a problem on a device, in each of its environments."""
     problem, device = parse_problem(wanted.problem), find_device(wanted.device).name
     found = api.results.winners_at(problem, device, wanted.engine)
     if not found:
@@ -140,7 +140,7 @@ def list_current_winners(
 
 @router.delete("/results", status_code=204, responses=responses(404))
 def withdraw_result(wanted: Annotated[ResultOf, Query()], caller: Admin, api: ApiDep) -> None:
-    """Withdraw what is published for a problem on a device. What was tried stays."""
+    """Withdraw the published result of a problem on a device. Its trials stay."""
     problem, device = parse_problem(wanted.problem), find_device(wanted.device).name
     count = api.results.withdraw(problem, device, wanted.engine)
     if not count:
@@ -151,7 +151,7 @@ def withdraw_result(wanted: Annotated[ResultOf, Query()], caller: Admin, api: Ap
 
 
 def _histories(found: Sequence[Winner], api: Api) -> list[dict[str, Any]]:
-    """The winners of a problem on a device by environment, the newest environment first."""
+    """Return the winners of a problem on a device by environment, the newest environment first."""
     device, problem = found[0].environment.device, found[0].problem
     by_place: dict[Environment, list[Winner]] = {}
     for winner in found:
@@ -176,19 +176,19 @@ def _histories(found: Sequence[Winner], api: Api) -> list[dict[str, Any]]:
 ExportDevice = Annotated[str, InPath(max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9 _-]*$")]
 _EXPORT_HEADERS = {
     "ETag": {
-        "description": "Of the bytes. If-None-Match takes it, weak ones, lists of them, and *.",
+        "description": "The tag of the bytes. If-None-Match takes strong and weak tags, lists of "
+        "tags, and *.",
         "schema": {"type": "string"},
     },
     "X-Tuner-Left-Out": {
-        "description": "How many stored problems the export lacks, because they are only "
-        "predicted, no server could load them, several ask for one file, or what runs without "
-        "them is not slower. "
-        "`provenance/left_out,device_name=NAME.jsonl` in it lists them.",
+        "description": "The number of stored problems that the export lacks, because they are only "
+        "predicted, no server could load them, several ask for the same file, or servers are as "
+        "fast without them. `provenance/left_out,device_name=NAME.jsonl` in it lists them.",
         "schema": {"type": "integer"},
     },
     "X-Tuner-Server-Flags": {
-        "description": "The flags and variables that the files need, besides `server_args`: they "
-        "were measured to be faster with them. Empty where none are needed.",
+        "description": "The flags and variables that the files need, besides `server_args`: the "
+        "files were measured to be faster with them. Empty if none are needed.",
         "schema": {"type": "string"},
     },
 }
@@ -200,11 +200,11 @@ _EXPORT_HEADERS = {
     responses={
         **responses(404, 409, 507),
         200: {
-            "description": "The files, under one folder; equal stores give equal bytes.",
+            "description": "A tar of the files in a folder; equal stores give equal bytes.",
             "content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}},
             "headers": _EXPORT_HEADERS,
         },
-        304: {"description": "Equal to what If-None-Match names."},
+        304: {"description": "If-None-Match names the present tag."},
     },
 )
 async def download_export(
@@ -215,7 +215,7 @@ async def download_export(
     request: Request,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Download a device's winners as a folder that the engine and its plugin are pointed at."""
+    """Download a device's winners as a folder to point the engine and its plugin at."""
     found = await export_of(device, api, wanted, request)
     headers = {
         "ETag": found.etag,
@@ -232,9 +232,9 @@ async def download_export(
 
 
 async def export_of(device: str, api: Api, wanted: ExportIn, request: Request) -> Archive:
-    """The archive of a device's winners.
+    """Return the archive of a device's winners.
 
-    Raises HTTPException 404 for an unknown device, and whatever making an export raises.
+    Raises HTTPException 404 for an unknown device, and the errors of making an export.
     """
     try:
         card = find_device(device)
@@ -316,7 +316,7 @@ async def make_archive(body: BundleIn, caller: Reader, api: ApiDep, request: Req
 
 
 async def bundle_of(body: BundleIn, api: ApiDep, request: Request) -> Bundle:
-    """The bundle of a body."""
+    """Return the bundle that a body asks for."""
     if end_turn := request.scope["state"].get("end_turn"):  # bundles wait for one another alone
         end_turn()
     device = find_device(body.device)
@@ -326,6 +326,6 @@ async def bundle_of(body: BundleIn, api: ApiDep, request: Request) -> Bundle:
 
 
 def archive_of(bundle: Bundle) -> Response:
-    """A bundle as a download."""
+    """Return a bundle as a download."""
     name = {"Content-Disposition": f'attachment; filename="{bundle.name}.tar.gz"'}
     return Response(bundle.archive, media_type=MEDIA, headers={**name, "Cache-Control": "no-store"})

@@ -1,4 +1,4 @@
-"""The service itself: its health, its workers, its keys, and the tables of what can be tuned."""
+"""The service itself: its health, workers and keys, and the tables of devices and models."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def get_readiness(api: ApiDep) -> dict[str, str]:
     },
 )
 def get_metrics(caller: Reader, api: ApiDep) -> Response:
-    """Show the counters, in Prometheus' text format."""
+    """Return the counters, in Prometheus' text format."""
     return Response(api.metrics.text(), media_type=CONTENT_TYPE)
 
 
@@ -69,19 +69,19 @@ WorkerName = Annotated[
 
 @workers.get("", response_model=WorkersOut, responses=responses())
 def list_workers(caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """List the workers: what each can do, and what it does now."""
+    """List the workers: their abilities and their present jobs."""
     return {"workers": [one.as_json() for one in api.workers.list()]}
 
 
 @workers.post("/{name}/drain", response_model=WorkersOut, responses=responses(404))
 def drain_workers(name: WorkerName, caller: Admin, api: ApiDep) -> dict[str, Any]:
-    """Let workers finish their jobs and take no more, as before an upgrade."""
+    """Drain workers: they finish their jobs and take no more, as before an upgrade."""
     return _some(api.workers.drain(name), api)
 
 
 @workers.post("/{name}/resume", response_model=WorkersOut, responses=responses(404))
 def resume_workers(name: WorkerName, caller: Admin, api: ApiDep) -> dict[str, Any]:
-    """Let workers take jobs again that were drained or set aside."""
+    """Resume workers that were drained or set aside: they take jobs again."""
     return _some(api.workers.resume(name), api)
 
 
@@ -96,13 +96,13 @@ KeyName = Annotated[str, Path(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9
 
 @keys.get("", response_model=KeysOut, responses=responses())
 def list_keys(caller: Admin, api: ApiDep) -> dict[str, Any]:
-    """List the keys, also the revoked ones, without their secrets."""
+    """List the keys, including revoked keys, without their secrets."""
     return {"keys": [_key(one) for one in api.keys.list()]}
 
 
 @keys.post("", status_code=201, response_model=NewKeyOut, responses=responses(415))
 def add_key(body: KeyIn, answer: Response, caller: Admin, api: ApiDep) -> dict[str, Any]:
-    """Make a key. The answer alone has its secret: only a hash is stored."""
+    """Create a key. Only this answer has its secret: the store keeps a hash."""
     scope, urgent = parse_scopes(body.scope)
     ends = None if body.expires is None else parse_expiry(body.expires, utc_now())
     token = api.keys.add(body.name, scope, urgent=urgent, expires_at=ends)
@@ -111,13 +111,13 @@ def add_key(body: KeyIn, answer: Response, caller: Admin, api: ApiDep) -> dict[s
 
 @keys.post("/{name}/rotate", response_model=NewKeyOut, responses=responses(404))
 def rotate_key(name: KeyName, answer: Response, caller: Admin, api: ApiDep) -> dict[str, Any]:
-    """Give a key a new secret. The old one is refused within two seconds, for good."""
+    """Give a key a new secret. The old secret is refused within two seconds, for good."""
     return _new(name, api.keys.rotate(name), answer, api)
 
 
 @keys.delete("/{name}", status_code=204, responses=responses(404, 409))
 def revoke_key(name: KeyName, caller: Admin, api: ApiDep) -> None:
-    """Revoke a key: it is refused within two seconds, for good. The last of scope admin stays."""
+    """Revoke a key: it is refused within two seconds, for good. The last admin key stays."""
     api.keys.revoke(name)
 
 
@@ -154,12 +154,12 @@ def list_models(caller: Reader) -> dict[str, Any]:
 
 @tables.get("/plan", response_model=PlanOut, responses=responses())
 def plan_model(asked: Annotated[PlanQuery, Query()], caller: Reader, api: ApiDep) -> dict[str, Any]:
-    """Say which kernel servers run for each problem of a model, and what tuning would bring."""
+    """Return which kernel servers run for each problem of a model, and the gain of tuning it."""
     return plan_body(asked.body(), api)
 
 
 def plan_body(body: SubmitModel, api: Api) -> dict[str, Any]:
-    """The plan of the model of a body. Raises BadInput."""
+    """Return the plan of the model of a body. Raises BadInput."""
     asked = asked_model(body, api.settings.service, api.fleet.workers())
     notes = [note for target in asked.targets for note in target.notes]
     left_out = [note for note in notes if isinstance(note, LeftOut)]

@@ -30,7 +30,7 @@ RUNS = (
     "int8 experts of compressed-tensors, so without that flag a server stops as it loads; with it, "
     "it reads tuned files"
 )
-OVER = f"over what runs without us with {FLAG}: Triton's default configurations"
+OVER = f"over the server's own choice with {FLAG}: Triton's default configurations"
 SERVED = ("--engine", "sglang==0.5.16", "--device", "L40S")
 CLUSTER = """
 name = "one-node"

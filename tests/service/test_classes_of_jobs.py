@@ -1,4 +1,4 @@
-"""A job has what is known of its servers, so that its worker knows what they run without us."""
+"""A job has what is known of its servers, so that its worker knows their own choice of kernels."""
 
 import json
 from collections.abc import Iterator, Mapping

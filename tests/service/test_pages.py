@@ -255,7 +255,7 @@ def test_pages_carry_the_flags_of_servers_and_the_checkpoint(visitor: Visitor) -
     assert answer.status == 303, answer.body
     html = visitor.open("/" + answer.headers["location"].removeprefix("./"))
     assert "<code>--moe-runner-backend triton</code>" in html
-    (link,) = re.findall(r'href="[./]*(jobs/new\?[^"]+)">Post one like it', html)
+    (link,) = re.findall(r'href="[./]*(jobs/new\?[^"]+)">Post a similar job', html)
     form = unescape(visitor.open(f"/{unescape(link)}"))
     for name, value in {**stored, "server_args": "--moe-runner-backend triton"}.items():
         assert re.search(rf'name="{name}" value="{value}"', form), name
@@ -341,7 +341,7 @@ def test_a_failed_job_leads_to_what_helps(server: Server, visitor: Visitor) -> N
     (failed,) = server.call("GET", "/v1/jobs?state=failed").json["jobs"]
     html = visitor.open(f"/jobs/{failed['id']}")
     assert re.search(
-        r'<a class="button main" href="[^"]*jobs/new\?[^"]*">Post one like it</a>', html
+        r'<a class="button main" href="[^"]*jobs/new\?[^"]*">Post a similar job</a>', html
     )
     assert "<button>Try again</button>" in html
     assert "Best times" not in html and 'id="bests"' not in html
@@ -359,8 +359,8 @@ def test_entries_that_were_not_tuned_are_folded(empty: Server, sqlite_url: str) 
     html = visitor_of(empty).open(RESULT)
     shown, folded = html.split("<details>", 1)
     assert "1 entry that was not tuned" in folded
-    assert shown.count('title="what was tried here"') == 1
-    assert folded.count('title="what was tried here"') == len(rest)
+    assert shown.count('title="trials at this size"') == 1
+    assert folded.count('title="trials at this size"') == len(rest)
 
 
 def test_docs_follow_the_theme(visitor: Visitor) -> None:

@@ -170,14 +170,14 @@ def new_secret(page: Page, server: Server) -> None:
 def bundle(page: Page, server: Server) -> None:
     page.goto("/bundles?device=L40S")
     page.get_by_label("cluster.toml").fill(f"{CLUSTER}\n[nodes")
-    page.get_by_role("button", name="See what is in it").click()
+    page.get_by_role("button", name="See its files").click()
     said(page, "cluster", "is not TOML")
     assert "\ufffd" not in page.get_by_label("cluster.toml").input_value()
     page.get_by_label("cluster.toml").fill(CLUSTER)
-    page.get_by_role("button", name="See what is in it").click()
+    page.get_by_role("button", name="See its files").click()
     expect(page.get_by_role("heading", name="No bundle")).to_be_visible()
     page.get_by_label("even if files are missing").check()
-    page.get_by_role("button", name="See what is in it").click()
+    page.get_by_role("button", name="See its files").click()
     expect(page.get_by_role("alert")).to_contain_text("files are missing")
     with page.expect_download() as download:
         page.get_by_role("button", name="Download one-node").click()

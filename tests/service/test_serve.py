@@ -257,7 +257,7 @@ def test_the_first_start_makes_a_key_that_the_command_line_finds(env):
             urllib.request.urlopen(f"{url}/v1/jobs")  # noqa: S310
         assert f"The service answers on {url} until Ctrl-C stops it." == said[0]
         assert said[1] == f"The store is {env['TUNER_DATABASE_URL'].removeprefix('sqlite:///')}."
-        assert said[2] == f"Every request needs a key. A first one, of scope admin, is in {file}."
+        assert said[2] == f"Every request needs a key. The first key, of scope admin, is in {file}."
         serve = "`tuner serve --host 0.0.0.0` behind a proxy with TLS"
         assert said[-1] == f"To let other machines in: stop it and run {serve}."
         for number, line in enumerate(line for line in said if line.startswith("    ")):

@@ -71,8 +71,8 @@ def test_files_are_advised_where_they_are_faster_than_tritons_own():
     advice = asked(MOE, entries(MOE))
     assert (advice.verdict, advice.flags, advice.gain) == (Verdict.FILES, {}, pytest.approx(2))
     assert str(advice) == (
-        f"{MOE.spec()}: these files: 2.00x as fast (geometric mean of 2 sizes), over what runs "
-        "without us: Triton's default configurations"
+        f"{MOE.spec()}: these files: 2.00x as fast (geometric mean of 2 sizes), over the server's "
+        "own choice: Triton's default configurations"
     )
     assert advice.as_json() == {
         "problem": MOE.spec(),
@@ -126,7 +126,7 @@ def test_what_was_not_compared_with_the_engines_own_does_not_replace_it(status):
         *[(TUNED, Status.OK)] * 2,
         *[(OWN, Status.INCUMBENT)] * 2,
     ]
-    assert "not compared with what runs without us" in advice.winners[-1].entry.reason
+    assert "not compared with the server's own choice" in advice.winners[-1].entry.reason
     # One gemm that cannot run stops the layer, whatever is known of the other one.
     down = replace(unheld[1], incumbents={"default": Incumbent(OWN, Status.OUT_OF_RESOURCES)})
     advice = asked(MOE, [unheld[0], down])
@@ -134,7 +134,7 @@ def test_what_was_not_compared_with_the_engines_own_does_not_replace_it(status):
     # An entry of attention is for several sizes, so all of them stay.
     some = entries(DECODE)
     some[0] = replace(some[0], incumbents={"default": known})
-    said = "no time is known of what runs without us at 1x1+1024"
+    said = "no time is known of the server's own choice at 1x1+1024"
     assert left(asked(DECODE, some, ON_TRITON)) == said
 
 
@@ -155,7 +155,7 @@ def test_flags_are_advised_where_triton_is_faster_at_every_point():
     assert advice.flags == {"--decode-attention-backend": "triton"}
     assert str(advice) == (
         f"{DECODE.spec()}: these files and these flags, --decode-attention-backend triton: 2.00x "
-        "as fast (geometric mean of 2 sizes), over what runs without us: FlashAttention 3"
+        "as fast (geometric mean of 2 sizes), over the server's own choice: FlashAttention 3"
     )
     assert {winner.entry.without_us for winner in advice.winners} == {"fa3"}
 
@@ -169,7 +169,7 @@ def test_prefill_and_decode_are_advised_apart():
     assert decode.flags == {"--decode-attention-backend": "triton"}
     said = left(extend)
     assert said.startswith("tuned Triton is slower at 2 of 2 sizes, 0.37x as fast at 1x1+1024, ")
-    assert said.endswith("over what runs without us: FlashAttention 3")
+    assert said.endswith("over the server's own choice: FlashAttention 3")
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_no_file_is_advised_where_no_entry_was_faster_than_the_kernel_that_runs_
     copied = [replace(one, incumbents={}, status=Status.COPIED) for one in entries(CHANNEL)]
     assert left(by_file(copied)) == cutlass
     slower = entries(CHANNEL, others={"cutlass": 9.0})
-    assert left(by_file(slower)) == "nothing was found that is faster than what runs without us"
+    assert left(by_file(slower)) == "nothing was found that is faster than the server's own choice"
 
 
 def test_the_entry_that_the_engine_ships_stays_unless_it_is_beaten():
@@ -257,7 +257,7 @@ def test_the_entry_that_the_engine_ships_stays_unless_it_is_beaten():
     advice = by_file(some)
     assert chosen(advice) == [(TUNED, Status.OK), *[(SHIPPED, Status.INCUMBENT)] * 2]
     assert advice.gain == pytest.approx(3)
-    assert "over what runs without us: Triton's shipped configurations" in advice.reason
+    assert "over the server's own choice: Triton's shipped configurations" in advice.reason
 
 
 def test_a_plan_says_that_files_are_read_where_entries_decide():
@@ -306,7 +306,7 @@ def test_files_for_a_release_older_than_all_that_were_read_are_advised_with_the_
     """0.5.16 runs FlashAttention 3 here; what 0.5.12 runs nobody knows, nor its flags."""
     advice = asked(DECODE, entries(DECODE), engine_version="0.5.12", served=("sglang", "0.5.12"))
     assert (advice.verdict, advice.flags, advice.gain) == (Verdict.FILES, {}, pytest.approx(2))
-    assert "what runs without us was not measured" in advice.reason
+    assert "the server's own choice was not measured" in advice.reason
     assert "(by the rules of 0.5.16, the oldest release read)" in advice.reason
     assert advice.reason.endswith("whether it reads tuned files is not known")
 
@@ -373,7 +373,7 @@ def test_flags_without_which_servers_do_not_start_are_told_with_the_files():
     own = of_server(entries(INT8), "", STORED)
     advice = asked(INT8, own)
     assert (advice.verdict, advice.flags, advice.presumed) == (Verdict.FLAGS, INT8_FLAG, True)
-    assert "over what runs without us with --quantization w8a8_int8: Triton's" in advice.reason
+    assert "over the server's own choice with --quantization w8a8_int8: Triton's" in advice.reason
     assert asked(INT8, own, INT8_FLAG).verdict is Verdict.FILES  # the servers have it
     # Whatever else the flag changes, servers of this checkpoint have it.
     both = [*winners(INT8, own), *winners(GEMM, entries(GEMM))]
@@ -478,7 +478,7 @@ def test_a_plan_shows_no_gain_over_another_version():
 
 
 def test_a_plan_shows_no_gain_over_triton_s_own_where_another_kernel_runs():
-    """As `tune` and `export` say: what runs without us was not measured."""
+    """As `tune` and `export` say: the server's own choice was not measured."""
 
     def gain(flags: Mapping[str, str]) -> str:
         found = winners(DECODE, entries(DECODE))

@@ -56,13 +56,13 @@ def test_a_gain_is_over_the_backend_that_servers_run():
     entries = [beside(entry(8, gemm, 30.0, 20.0), "deep_gemm", 10.0) for gemm in Gemm]
     assert [one.ratio for one in gains(entries)] == [0.5]
     assert closing_line(entries) == (
-        "0.50x as fast at M=8 (measured, over what runs without us: DeepGEMM)"
+        "0.50x as fast at M=8 (measured, over the server's own choice: DeepGEMM)"
     )
 
 
 @pytest.mark.parametrize(
     ("backend", "said"),
-    [("fa3", "servers run FlashAttention 3, which"), ("", "what runs without us")],
+    [("fa3", "servers run FlashAttention 3, which"), ("", "the server's own choice")],
 )
 def test_a_gain_over_tritons_own_is_called_so(backend, said):
     entries = [beside(entry(8, gemm, 30.0, 20.0), backend, None) for gemm in Gemm]
@@ -130,7 +130,7 @@ def test_both_gemms_of_a_size_count_together():
     assert [(one.size, one.ratio) for one in gains(entries)] == [("M=1", 1.0), ("M=8", 2.0)]
     assert closing_line(entries) == (
         "1.41x as fast (geometric mean of 2 sizes), best 2.00x at M=8, worst 1.00x at M=1 "
-        "(measured, over what runs without us: Triton's default configurations)"
+        "(measured, over the server's own choice: Triton's default configurations)"
     )
 
 
@@ -147,7 +147,7 @@ def test_the_line_says_where_times_are_from():
         entry(8, Gemm.UP, 30.0, 20.0),
     ]
     assert closing_line(entries).endswith(
-        "(measured and predicted, over what runs without us: "
+        "(measured and predicted, over the server's own choice: "
         "Triton's default and shipped configurations)"
     )
 
@@ -182,7 +182,7 @@ def test_a_run_that_changes_nothing_says_so_and_names_no_best_size():
     status = Status.PREDICTED
     kept = [entry(size, Gemm.UP, 10.0, 10.0, config=OWN, status=status) for size in (1, 64)]
     untuned = replace(kept[0], status=Status.INCUMBENT, median_us=None, incumbents={})
-    origin = "(predicted, over what runs without us: Triton's default configurations)"
+    origin = "(predicted, over the server's own choice: Triton's default configurations)"
     told = f"nothing changes: the engine's own configurations stay at 2 sizes {origin}"
     assert closing_line([*kept, replace(untuned, point=Point(8, Gemm.UP))]) == told
     assert closing_line(kept[:1]) == told.replace("2 sizes", "M=1")

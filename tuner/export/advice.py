@@ -1,6 +1,6 @@
 """Advise on each problem: leave it, use these files, or use these files and these flags.
 
-Files and flags are advised only if they are faster than the kernel that runs without us. A server
+Files and flags are advised only if they are faster than the server's own choice. A server
 reads the files if it runs Triton's kernel. If its flags make it run another backend, Triton must
 have been measured beside that backend at every point before a flag is advised.
 """
@@ -53,7 +53,7 @@ class Advice:
     problem: Problem
     verdict: Verdict
     reason: str
-    gain: float | None = None  # over servers without us: the geometric mean over sizes
+    gain: float | None = None  # over the server's own choice: the geometric mean over sizes
     flags: Mapping[str, str] = field(default_factory=dict)  # to start servers with
     winners: Sequence[Winner] = ()  # to write into files; none if the problem is left alone
     # Whether the times are of servers with these flags, or servers do not start without them. Else
@@ -234,8 +234,8 @@ def _files(problem: Problem, winners: Sequence[Winner], *, triton: bool) -> Advi
     kept = [_no_slower(winner, slower, unheld) for winner in winners]
     entries = [winner.entry for winner in kept]
     if not any(_replaces(entry) for entry in entries):
-        nothing = "nothing was found that is faster than what runs without us"
-        nothing += ", Triton's own" if triton else ""
+        nothing = f"nothing was found that is faster than {WITHOUT_US}"
+        nothing += ", Triton's configuration" if triton else ""
         nothing = next((one.entry.reason for one in winners if not one.entry.config), nothing)
         if all(winner.entry.reason == KEPT for winner in winners):
             nothing = KEPT
@@ -267,7 +267,7 @@ def _flags(
     """
     entries = [winner.entry for winner in winners]
     if not flags:
-        why = f"{kernel.name} runs without us, and no flag changes it for this problem alone"
+        why = f"{kernel.name} is {WITHOUT_US}, and no flag changes it for this problem alone"
         return Advice(problem, Verdict.LEAVE, why)
     if stale := stale_words(kernel.backend, (winner.environment for winner in winners)):
         return Advice(problem, Verdict.LEAVE, stale)
@@ -339,7 +339,7 @@ def _mean(found: Sequence[Gain]) -> float | None:
 def _told(found: Sequence[Gain], entries: Sequence[Entry]) -> str:
     mean, over = _mean(found), over_words(entries)
     if mean is None:
-        return "what runs without us cannot run, or has no time"
+        return f"{WITHOUT_US} cannot run, or has no time"
     sizes = f"geometric mean of {len(found)} sizes" if len(found) > 1 else f"at {found[0].size}"
     return f"{gain_text(mean)} as fast ({sizes}), {over}"
 

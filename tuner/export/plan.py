@@ -313,8 +313,8 @@ def _stale(winners: Sequence[Winner]) -> str:
 
 
 def _known_gain(entries: Sequence[Entry]) -> tuple[float | None, Status | None]:
-    """Return the geometric mean of stored gains over servers without us, of measured gains if
-    there are any.
+    """Return the geometric mean of stored gains over the server's own choice, of measured gains
+    if there are any.
     """
     told = [entry for entry in entries if reference(entry).without_us]
     for status in (Status.OK, Status.PREDICTED):

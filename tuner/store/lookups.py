@@ -102,7 +102,7 @@ class StoredSummary:
     # How many times as fast as their baselines the winners are: the geometric mean over the
     # measured sizes, or over the predicted sizes if none is measured. None: nothing is timed.
     speedup: float | None
-    over_without_us: bool  # at all these sizes the baseline is the kernel that runs without us
+    over_without_us: bool  # whether the baseline is the server's own choice at all these sizes
 
 
 @dataclass(frozen=True)

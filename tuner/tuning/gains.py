@@ -24,7 +24,7 @@ OWN = ("shipped", "default")
 # Measured times on a GPU: a difference up to NOISE is none, and a gain up to CLEAR_GAIN is no gain.
 NOISE, CLEAR_GAIN = 0.004, 0.01
 NOT_MEASURED = "not measured"
-WITHOUT_US = "what runs without us"
+WITHOUT_US = "the server's own choice"  # the kernel that a server runs without this program
 TRITONS_OWN = "Triton's own configuration"  # the baseline of a gain if the other has no time
 
 
@@ -128,9 +128,7 @@ def closing_line(entries: Sequence[Entry]) -> str:
 
 
 def unmeasured(entries: Iterable[Entry]) -> list[str]:
-    """List the titles of kernels that servers run without us and that have no time; ""
-    if unknown.
-    """
+    """List the titles of servers' own choices that have no time; "" for an unknown choice."""
     others = (entry for entry in entries if entry.incumbents and not reference(entry).without_us)
     names = sorted({entry.without_us for entry in others})
     return [title_of(name) if name else "" for name in names]

@@ -159,7 +159,7 @@ def _columns(entries: Sequence[Entry]) -> list[tuple[str, Sequence[object]]]:
         ("gain", _gains(entries)),
     ]
     if missing := unmeasured(entries):
-        title = missing[0] if len(missing) == 1 and missing[0] else "without us"
+        title = missing[0] if len(missing) == 1 and missing[0] else "server's own"
         columns.insert(0, (title, ["" if one.without_us else NOT_MEASURED for one in over]))
         columns[-1] = f"over {name}", columns[-1][1]
     return columns

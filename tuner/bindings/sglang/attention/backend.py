@@ -23,10 +23,6 @@ PHASE_FLAGS = {  # these override --attention-backend for one phase
     AttentionPhase.EXTEND: "--prefill-attention-backend",
     AttentionPhase.DECODE: "--decode-attention-backend",
 }
-PHASE_FLAGS = {  # these override --attention-backend for one phase
-    AttentionPhase.EXTEND: "--prefill-attention-backend",
-    AttentionPhase.DECODE: "--decode-attention-backend",
-}
 ELEMENT = {Dtype.BFLOAT16: "bf16", Dtype.FLOAT16: "fp16"}
 
 
