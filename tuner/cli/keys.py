@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli.admin import admin
-from tuner.cli.app import command_of, group, refuse_foreign, say, show
+from tuner.cli.app import command_of, group, say, show
 from tuner.cli.options import Json
 from tuner.errors import BadInput
 from tuner.render import table
@@ -25,8 +26,8 @@ KeyName = Annotated[
 Scopes = Annotated[
     str,
     typer.Option(
-        help="What the key allows: read, submit or admin. `submit,urgent` lets its jobs go before "
-        "waiting ones, as `admin` does."
+        help="Rights of the key: read, submit or admin. `submit,urgent` lets its jobs go before "
+        "waiting jobs, as `admin` does."
     ),
 ]
 
@@ -80,7 +81,7 @@ def ensure_key(
         Ensured.NOTHING: f"the key of {name} is stored already",
         Ensured.ADDED: f"the key of {name} is stored",
         Ensured.CHANGED: f"the key of {name} has the scope {scope} now",
-        Ensured.REPLACED: f"the key of {name} is replaced: the one before is refused from now on",
+        Ensured.REPLACED: f"the key of {name} is replaced: the old key is refused from now on",
         Ensured.BACK: f"{name}, whose key was revoked, has a new key",
     }
     say(words[done])
@@ -134,11 +135,10 @@ def revoke_key(
 
 
 def _open_keys() -> AbstractContextManager[KeyStore]:
-    refuse_foreign("workers")
+    from tuner.store.connect import database_url
     from tuner.store.keys import KeyStore
-    from workers.settings import read_settings
 
-    return KeyStore.open(read_settings().database_url)
+    return KeyStore.open(database_url(os.environ))
 
 
 def _read_token(path: Path) -> str:
