@@ -18,8 +18,9 @@ from typing import Any
 from limits import RateLimitItem, parse_many
 
 from tuner.errors import BadInput
+from tuner.files import read_value
 from tuner.store.connect import PoolLimits
-from workers.settings import Settings, read_settings, read_value
+from workers.settings import Settings, read_settings
 
 CLUSTER_CHARS = 1 << 15  # a posted cluster.toml; one of 100 nodes has 10,000
 

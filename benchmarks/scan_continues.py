@@ -37,7 +37,7 @@ from tuner.measure.this_gpu import local_name
 from tuner.measure.timing import Reference
 from tuner.problems.points import Config, Point
 
-# Tokens of each prompt: of chunks of 128, some have tokens of four prompts.
+# Tokens of each prompt: one chunk of 128 has tokens of three prompts.
 LENGTHS = (200, 300, 5, 7, 256, 77)
 NEW = (1, 4)  # the prompts that begin with zeros, as new prompts in such a batch do
 

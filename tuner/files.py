@@ -1,6 +1,6 @@
-"""Read files that people write: up to a size, and TOML field by field.
+"""Read what people write: files up to a size, TOML field by field, and variables.
 
-So every error names the file or the field.
+So every error names the file, the field or the variable.
 """
 
 from __future__ import annotations
@@ -33,6 +33,24 @@ def read_limited(path: Path, limit: int, kind: str, error: type[BadInput]) -> by
     if len(data) > limit:
         raise error(f"{where}: larger than {limit >> 20} MiB, no {kind}")
     return data
+
+
+def read_value(name: str, environ: Mapping[str, str]) -> str | None:
+    """Return a variable, or the content of the file that NAME_FILE names; None if neither is set.
+
+    Raises BadInput if both are set, and for a file that is empty or cannot be read.
+    """
+    if file := environ.get(f"{name}_FILE"):
+        if environ.get(name):
+            raise BadInput(f"{name} and {name}_FILE are both set: unset one of them")
+        try:
+            value = Path(file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{name}_FILE cannot be read: {error}") from None
+        if not value:
+            raise BadInput(f"{name}_FILE names an empty file: {file}")
+        return value
+    return environ.get(name) or None
 
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tuner.errors import BadInput
+from tuner.files import read_value
 from tuner.jobs.attempts import AttemptLimits
 from tuner.store.connect import database_url
 
@@ -61,7 +62,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings of this process. Raises BadInput for an invalid value."""
     values = {
         name: read_value(f"TUNER_{name.upper()}", environ)
-        for name in ("database_url", "broker_url", "broker_ca", "recordings", "nightly")
+        for name in ("broker_url", "broker_ca", "recordings", "nightly")
     }
     paths = {name: values.pop(name) for name in ("broker_ca", "recordings", "nightly")}
     hour = read_value("TUNER_NIGHTLY_HOUR", environ) or str(Settings.nightly_hour)
@@ -74,7 +75,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     if port is not None and not (port.isascii() and port.isdigit()):
         raise BadInput(f"TUNER_METRICS_PORT is 1024 to 65000, not {port!r}")
     return Settings(
-        database_url=values["database_url"] or database_url(environ),
+        database_url=database_url(environ),
         broker_url=values["broker_url"],
         nightly_hour=int(hour),
         carry_over=carry_over == "yes",
@@ -98,18 +99,3 @@ def _read_limits(environ: Mapping[str, str]) -> AttemptLimits:
             )
         given[f"{name}_s"] = float(text)
     return AttemptLimits(**given)
-
-
-def read_value(name: str, environ: Mapping[str, str]) -> str | None:
-    """Return a variable, or the content of the file that NAME_FILE names; None if neither is set.
-
-    Raises BadInput if both are set, and for a file that cannot be read.
-    """
-    if file := environ.get(f"{name}_FILE"):
-        if environ.get(name):
-            raise BadInput(f"{name} and {name}_FILE are both set: unset one of them")
-        try:
-            return Path(file).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"{name}_FILE cannot be read: {error}") from None
-    return environ.get(name) or None

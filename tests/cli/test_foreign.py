@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 COMMANDS = {
-    "workers": (
-        ["admin", "migrate"],
-        ["admin", "keys", "list"],
-        ["worker"],
-        ["nightly", "run", "--last"],
-    ),
+    "workers": (["worker"], ["nightly", "run", "--last"]),
     "api": (["serve"],),
 }
 

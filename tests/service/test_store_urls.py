@@ -4,13 +4,28 @@ from pathlib import Path
 
 import pytest
 
-from tuner.errors import UnusableStore
+from tuner.errors import BadInput, UnusableStore
 from tuner.store.connect import connect, database_url
 from tuner.store.database import Database, try_file_lock
 
 
 def test_the_environment_names_the_store():
     assert database_url({"TUNER_DATABASE_URL": "sqlite:///here.db"}) == "sqlite:///here.db"
+
+
+def test_a_file_may_hold_the_stores_url(tmp_path):
+    secret = tmp_path / "database_url"
+    secret.write_text("sqlite:///here.db\n")
+    environ = {"TUNER_DATABASE_URL_FILE": str(secret)}
+    assert database_url(environ) == "sqlite:///here.db"
+    with pytest.raises(BadInput, match="TUNER_DATABASE_URL and TUNER_DATABASE_URL_FILE are both"):
+        database_url({**environ, "TUNER_DATABASE_URL": "sqlite:///other.db"})
+    secret.write_text("\n")
+    with pytest.raises(BadInput, match="TUNER_DATABASE_URL_FILE names an empty file"):
+        database_url(environ)
+    secret.unlink()
+    with pytest.raises(BadInput, match="TUNER_DATABASE_URL_FILE cannot be read"):
+        database_url(environ)
 
 
 @pytest.mark.parametrize("environ", [{}, {"TUNER_DATABASE_URL": ""}])

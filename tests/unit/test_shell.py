@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cli.app import SECTIONS
+from tuner.cli.help import SECTIONS
 from tuner.render import folded
 from tuner.shell import command_line, export_line, unset_line
 

@@ -4,13 +4,14 @@ keys.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli.app import command_of, group, refuse_foreign, say, show
+from tuner.cli.app import command_of, group, say, show
 from tuner.cli.jobs import open_jobs
 from tuner.cli.options import Json, Server
 from tuner.render import list_width, table
@@ -27,14 +28,12 @@ admin = group("admin", "Manage API keys, workers and the store.")
 @command_of(admin, "migrate")
 def migrate() -> None:
     """Create the store, or upgrade its schema. Other commands do this too when they open it."""
-    refuse_foreign("workers")
-    from tuner.store.connect import place_of
+    from tuner.store.connect import database_url, place_of
     from tuner.store.database import Database
-    from workers.settings import read_settings
 
-    settings = read_settings()
-    Database.open(settings.database_url).close()
-    say(f"the store {place_of(settings.database_url)} has this program's schema")
+    url = database_url(os.environ)
+    Database.open(url).close()
+    say(f"the store {place_of(url)} has this program's schema")
 
 
 @command_of(admin, "prune")
@@ -45,11 +44,10 @@ def prune(
     """Delete old jobs, nights, and runs with their trials. Rows that results need stay."""
     from datetime import timedelta
 
-    refuse_foreign("workers")
+    from tuner.store.connect import database_url
     from tuner.store.prune import Pruning
-    from workers.settings import read_settings
 
-    with Pruning.open(read_settings().database_url) as store:
+    with Pruning.open(database_url(os.environ)) as store:
         gone = store.prune(timedelta(days=days))
     show(as_json, lambda: gone, lambda: "deleted " + ", ".join(f"{n} {k}" for k, n in gone.items()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli.admin import admin
-from tuner.cli.app import command_of, group, refuse_foreign, say, show
+from tuner.cli.app import command_of, group, say, show
 from tuner.cli.options import Json
 from tuner.errors import BadInput
 from tuner.render import table
@@ -134,11 +135,10 @@ def revoke_key(
 
 
 def _open_keys() -> AbstractContextManager[KeyStore]:
-    refuse_foreign("workers")
+    from tuner.store.connect import database_url
     from tuner.store.keys import KeyStore
-    from workers.settings import read_settings
 
-    return KeyStore.open(read_settings().database_url)
+    return KeyStore.open(database_url(os.environ))
 
 
 def _read_token(path: Path) -> str:

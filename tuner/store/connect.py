@@ -21,6 +21,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError, Opera
 from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
 from tuner.errors import StoreFull, StoreReadOnly, StoreUnreachable, UnusableStore
+from tuner.files import read_value
 from tuner.store.sqlite_file import make_private, refuse_another_file
 
 # Python 3.10 does not give SQLite's codes.
@@ -175,9 +176,13 @@ _STALLED_MS = 30_000
 
 
 def database_url(environ: Mapping[str, str]) -> str:
-    """Return the store's URL: TUNER_DATABASE_URL, or a SQLite file in the user's data folder."""
+    """Return the store's URL: TUNER_DATABASE_URL, the content of the file that
+    TUNER_DATABASE_URL_FILE names, or a SQLite file in the user's data folder.
+
+    Raises BadInput if both are set, and for a file that is empty or cannot be read.
+    """
     file = platformdirs.user_data_path("tuner", appauthor=False) / "tuner.db"
-    return environ.get(URL_VARIABLE) or f"sqlite:///{file}"
+    return read_value(URL_VARIABLE, environ) or f"sqlite:///{file}"
 
 
 def connect(text: str, limits: PoolLimits = PATIENT) -> Engine:
