@@ -172,6 +172,8 @@ def test_where_no_server_reads_a_file_nothing_is_tuned(env):
     tuned = run("tune", *words, "--all", "--measure", "predict", "--json", env=env)
     assert (tuned.returncode, json.loads(tuned.stdout)) == (0, {"reports": []})
     assert first in tuned.stderr.splitlines()
+    tuned = run("tune", *words, "--all", "--measure", "predict", env=env, code=0)
+    assert tuned.stdout == "" and "next:" not in tuned.stderr
 
 
 def test_a_broken_config_is_no_reason_to_leave_everything_as_it_is(env, tmp_path):

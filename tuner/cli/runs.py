@@ -77,7 +77,7 @@ def run_all(
         say(f"{len(totals)} problems: {work_line(totals, predicted=predicted)}")
     if as_json:
         print_reports(reports, as_json)
-    else:
+    elif requests:
         say(f"next: {_next_line(requests, cluster)}")
 
 
