@@ -80,7 +80,7 @@ class Asked:
 def job_request(
     body: SubmitJob, settings: Settings, workers: Sequence[WorkerStatus]
 ) -> tuple[JobRequest, list[str]]:
-    """Return the job, for one version of its engine, and the assumptions about its model.
+    """Return the job, for a version of its engine, and the assumptions about its model.
 
     Raises BadInput, which names the wrong field if it is known, or OptionsRefused if a field does
     not apply to the problem.

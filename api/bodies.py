@@ -162,7 +162,7 @@ def _kind_of(path: str) -> str:
 
 
 def _parse_form(body: bytes) -> dict[str, str]:
-    """Return the fields of a form by name; if several have one name, their values with commas
+    """Return the fields of a form by name; if several share a name, their values with commas
     between.
 
     A browser ends the lines of a text area with CR and LF. They end with LF here.

@@ -137,7 +137,7 @@ class _Known:
 
 
 class Matrix:
-    """The rows of one store. Threads may share it."""
+    """The rows of a store. Threads may share it."""
 
     def __init__(
         self,

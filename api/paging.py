@@ -181,7 +181,7 @@ def page_of(
 ) -> tuple[Sequence[T], str | None]:
     """Return a page, and the cursor behind its last item; None if nothing comes after it.
 
-    `found` holds one item more than `limit` if the list goes on after the page.
+    `found` holds an item more than `limit` if the list goes on after the page.
     """
     page = found[:limit]
     if len(found) <= limit:

@@ -89,7 +89,7 @@ class SubmittedOut(JobOut):
 
 
 class BatchItemOut(BaseModel):
-    """The answer to one job of a batch: the job, or why it was refused."""
+    """The answer to a job of a batch: the job, or why it was refused."""
 
     job: SubmittedOut | None
     problem: ProblemDetails | None
@@ -288,7 +288,7 @@ class EnvironmentOut(BaseModel):
 
 
 class ResultHistoryOut(BaseModel):
-    """The winners that are published for a problem on a device in one environment."""
+    """The winners that are published for a problem on a device in an environment."""
 
     environment: EnvironmentOut
     standing: str

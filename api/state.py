@@ -43,7 +43,7 @@ LOOK_S = 3.0  # between looks at the schema
 
 
 class Readiness:
-    """Looks at the store that `probe` asks. Only one event loop may use it."""
+    """Looks at the store that `probe` asks. Only a single event loop may use it."""
 
     def __init__(self, probe: Probe) -> None:
         self.refusal: UnusableStore | None = None  # why no request may use the store
@@ -126,7 +126,7 @@ class Fleet:
 
 @dataclass
 class Api:
-    """The state that one application's handlers share. Safe to share between threads."""
+    """The state that an application's handlers share. Safe to share between threads."""
 
     settings: ApiSettings
     store: Database

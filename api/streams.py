@@ -1,6 +1,6 @@
 """Clients that follow a job: event streams, and the progress of its run.
 
-One reader wakes all streams of a process, which hold no thread.
+A single reader wakes all streams of a process, which hold no thread.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ReadValid = Callable[[], frozenset[str]]
 
 
 class Streams:
-    """Follows jobs for their streams, in one event loop. The store is read in one thread."""
+    """Follows jobs for their streams, in an event loop. A single thread reads the store."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Streams:
 
     @contextmanager
     def following(self, job_id: str) -> Iterator[FollowedJob]:
-        """Follow a job while the block runs. Streams of one job share it."""
+        """Follow a job while the block runs. Streams of the same job share it."""
         job = self._jobs.setdefault(job_id, FollowedJob(job_id, self))
         job.followers += 1
         self._anybody.set()
@@ -113,7 +113,7 @@ class Streams:
                 del self._jobs[job_id]
 
     async def watch(self) -> NoReturn:
-        """Look for new events of all followed jobs, with one query, and wake their streams."""
+        """Look for new events of all followed jobs, with a single query, and wake their streams."""
         while True:
             if not self._jobs:
                 self._anybody = anyio.Event()
@@ -160,7 +160,7 @@ def _one_less(counts: Counter[str], what: str) -> None:
 
 
 class FollowedJob:
-    """The state that streams of one job share: its number of events, and the page read last."""
+    """The state that streams of a job share: its number of events, and the page read last."""
 
     def __init__(self, job_id: str, streams: Streams) -> None:
         self.followers = 0

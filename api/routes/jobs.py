@@ -107,7 +107,7 @@ def submit_jobs(
 ) -> dict[str, Any]:
     """Queue up to 100 tuning jobs at once. A job that is refused does not stop the others.
 
-    One idempotency key stands for the whole batch.
+    The idempotency key stands for the whole batch.
     """
     jobs = body.read()
     if any(job.urgent for job in jobs if isinstance(job, SubmitJob)):
@@ -159,7 +159,7 @@ def submit_model(
 ) -> dict[str, Any]:
     """Queue a job for each problem of a model, by default only if servers read files for it.
 
-    One idempotency key stands for all of these jobs: a repetition returns the same jobs.
+    The idempotency key stands for all of these jobs: a repetition returns the same jobs.
     """
     if body.urgent:
         may_hurry(caller)

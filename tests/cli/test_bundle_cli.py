@@ -74,7 +74,7 @@ def test_nodes_with_other_cards_than_the_bundle_s_are_errors(tmp_path):
 @pytest.mark.usefixtures("bundled_store")
 def test_refusals_are_one_line(tmp_path):
     cluster = ["--cluster", EXAMPLES / f"{L40S}.toml"]
-    assert "needs --device and --cluster" in one_line("bundle", code=2)
+    assert "needs --cluster cluster.toml, and --device or --log" in one_line("bundle", code=2)
     said = one_line("bundle", "--device", "L40S", *cluster, code=1)
     assert "--allow-predicted" in said
     none = one_line("bundle", "--device", "H100", *cluster, "--allow-predicted", code=1)

@@ -273,7 +273,7 @@ def test_what_is_not_predicted_is_left_out_in_one_line_or_refused(monkeypatch):
     triton = ["--server-args", "--attention-backend triton", "--measure", "predict"]
     done = CliRunner().invoke(app, [*tuned, *triton, "--all"])
     assert done.exit_code == 0, done.output
-    (line,) = [line for line in done.stderr.splitlines() if "are not predicted" in line]
+    (line,) = [line for line in done.stderr.splitlines() if "cannot be predicted" in line]
     assert line.startswith("left out attention: ")
     names = {request.problem.family for request in asked}
     assert "fused_moe" in names and not any("attention" in name for name in names)

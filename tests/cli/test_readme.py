@@ -8,17 +8,13 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import click
 import pytest
 from cases import FP8_RECORDING, RECORDINGS
 from checkpoints import config_json
 from commands import run
 from real_sglang import RealSGLang
-from typer.main import get_command
 
-from tuner.cli.commands import app
 from tuner.families.fused_moe.problem import FusedMoe, Gemm
 from tuner.problems.dtypes import Dtype
 from tuner.render import gain_text
@@ -89,16 +85,6 @@ def test_the_pages_show_what_their_commands_print(env, tmp_path):
             assert_shown(shown, done, tmp_path)
             seen += 1
     assert seen == 2
-
-
-def test_each_command_of_the_pages_exists(subtests):
-    """Its name and its options do; the next test runs it, if it needs no GPU and no server."""
-    commands = dict.fromkeys(words for page in PAGES for words in page_commands(page))
-    assert len(commands) > 40
-    whole = get_command(app)
-    for words in commands:
-        with subtests.test(shlex.join(words)):
-            parse(whole, words)
 
 
 # Without a GPU, a network, a server or a file of a user's these run as they stand.
@@ -233,15 +219,3 @@ def page_commands(page: Path) -> Iterator[tuple[str, ...]]:
             words = shlex.split(line.replace("\n", " "), comments=True)
             if words[0].lower() == words[0] and not words[0].endswith(":"):  # a log's line
                 yield tuple(words)
-
-
-def parse(command: Any, words: tuple[str, ...]) -> None:
-    """Find the command of these words and parse its options. Raises click's UsageError."""
-    rest = list(words)
-    context = click.Context(command)
-    while rest and (inner := getattr(command, "commands", {}).get(rest[0])):
-        command, rest = inner, rest[1:]
-        context = click.Context(command, parent=context)
-    if hasattr(command, "commands") and rest:
-        assert rest[0].startswith("-"), f"no such command: {words}"
-    command.make_parser(context).parse_args(rest)

@@ -40,6 +40,7 @@ def main() -> None:
     name = scan_continues.stand_in(engine.name, engine.version, problem.family)
     combined, chosen = importlib.import_module(name), {}
     scan_continues.give(InterpretedFunction, chosen)
+    scan_continues.one_of_each(combined)
     names = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
     tiles = [Config({**dict(zip(names, tile, strict=True)), **LAUNCH}) for tile in TILES]
     sizes = [Config({"BLOCK_SIZE": size, **LAUNCH}) for size in (64, 256)]

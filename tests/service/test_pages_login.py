@@ -317,7 +317,7 @@ class TestForms:
         visitor.cookies = old
         answer = visitor.post("/jobs", {**fields, "name": SCRIPT, "proof": proof})
         html = answer.body.decode()
-        assert answer.status == 401 and "what you filled in is there again" in html
+        assert answer.status == 401 and "the form has your input again" in html
         assert "<script>alert" not in html and proof not in html
         kept = dict(re.findall(r'name="((?:kept:)?\w+)" value="([^"]*)"', html))
         kept = {name: unescape(value) for name, value in kept.items()}

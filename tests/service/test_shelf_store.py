@@ -1,6 +1,7 @@
 """The store's own results count before the shelf's, and the shelf's where the store has none."""
 
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -25,13 +26,16 @@ from workers.coverage import WatchState, watch_statuses
 from workers.watches import Watch
 
 H200 = "NVIDIA_H200"
-(SHELVED,) = [
-    one
-    for one in read_results(SHIPPED / H200 / "sglang-0.5.16-triton-3.6.0.jsonl.gz")
-    if one.key.problem.spec() == "fused_moe:E=8,N=1792,K=4096,top_k=2,dtype=bfloat16"
-]
-PROBLEM, PLACE = SHELVED.key.problem, SHELVED.key.environment
+PROBLEM = parse_problem("fused_moe:E=8,N=1792,K=4096,top_k=2,dtype=bfloat16")
 ENGINE = {"device": H200, "engine": "sglang", "engine_version": "0.5.16"}
+
+
+@cache
+def shelved():
+    """The result of PROBLEM that the shelf has."""
+    results = read_results(SHIPPED / H200 / "sglang-0.5.16-triton-3.6.0.jsonl.gz")
+    (found,) = [one for one in results if one.key.problem == PROBLEM]
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +51,10 @@ def results(tmp_path):
 
 def publish(results, sizes, status=Status.OK, **environment):
     """Store entries of these sizes, a thousand times as slow as the shelf's."""
-    key = replace(SHELVED.key, environment=replace(PLACE, **environment))
+    key = replace(shelved().key, environment=replace(shelved().key.environment, **environment))
     entries = [
         replace(one, status=status, median_us=1e3 * one.median_us)
-        for one in SHELVED.entries
+        for one in shelved().entries
         if one.point.batch_size in sizes
     ]
     results.finish_run(results.begin_run(key), entries, Totals())
@@ -62,7 +66,7 @@ def sources(results):
     by_size = {}
     for winner in found:
         by_size.setdefault(winner.entry.point.batch_size, set()).add(winner.from_shelf)
-    assert [one.entry.point for one in found] == [one.point for one in SHELVED.entries]
+    assert [one.entry.point for one in found] == [one.point for one in shelved().entries]
     return by_size
 
 
@@ -94,12 +98,12 @@ def test_other_releases_and_cards_have_none_of_it(results):
 
 
 def test_a_run_tries_the_shelf_s_entries(results):
-    here = replace(PLACE, driver="570.1")
+    here = replace(shelved().key.environment, driver="570.1")
     publish(results, (8,), driver="570.1")
     found = {one.entry.point: one for one in results.winners_in(PROBLEM, here)}
-    assert len(found) == len(SHELVED.entries)  # the last one of a point counts
+    assert len(found) == len(shelved().entries)  # the last one of a point counts
     assert {p.batch_size for p, one in found.items() if not one.from_shelf} == {8}
-    replayed = replace(PLACE, driver="recording 1", torch="", cuda="")
+    replayed = replace(shelved().key.environment, driver="recording 1", torch="", cuda="")
     assert results.winners_in(PROBLEM, replayed) == []
     assert results.winners_in(PROBLEM, replace(here, kernel_hash="ab" * 32)) == []
 
@@ -128,7 +132,7 @@ def test_the_page_of_coverage_counts_it_too(results):
 
 
 def test_another_driver_makes_neither_stale(results):
-    sizes = {one.point.batch_size for one in SHELVED.entries}
+    sizes = {one.point.batch_size for one in shelved().entries}
     publish(results, sizes - {8}, driver="570.1")
     assert standing(results) == (WatchState.TUNED, "from the shelf")
     publish(results, {8}, driver="570.1")

@@ -107,7 +107,7 @@ def _vllm(module: Any, first: AttentionOperands) -> Run:  # noqa: ANN401 (a modu
 
 
 def _tensors(one: AttentionOperands) -> dict[str, Tensor]:
-    """Return the caches in pages of one token.
+    """Return the caches in pages of a token each.
 
     Latent attention passes the columns that have positions apart from the columns that have none.
     """

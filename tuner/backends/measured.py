@@ -12,7 +12,7 @@ from tuner.render import gain_text
 
 @dataclass(frozen=True)
 class Raced:
-    """Races of tuned Triton and one library, for problems of one kind on one card."""
+    """Races of tuned Triton and a library, for problems of one kind on a card."""
 
     device: str
     engine: str  # with its release
@@ -36,7 +36,7 @@ class Raced:
 
 
 def races(problem: Problem, device: str, backends: Iterable[str]) -> Raced | None:
-    """Return the races of problems of this kind on a card, with one of some backends."""
+    """Return the races of problems of this kind on a card, with any of some backends."""
     rows = (Raced(**row) for row in shipped_toml(__package__, "measured.toml")["raced"])
     wanted = {(device, problem.family, backend) for backend in backends}
     return next((one for one in rows if (one.device, one.family, one.backend) in wanted), None)

@@ -33,7 +33,7 @@ def need(condition: bool, why: str) -> None:
 
 
 def need_target(name: str, *targets: str) -> None:
-    """Raise Unsupported unless this GPU's target is one of these ("sm_90")."""
+    """Raise Unsupported unless `targets` include this GPU's target ("sm_90")."""
     here = this_target()
     need(here in targets, f"{name} has no kernels for {here}")
 
@@ -61,7 +61,7 @@ class GemmOperands:
 
 @dataclass(frozen=True)
 class AttentionOperands:
-    """Causal attention of new tokens to a cache that holds them, too, in pages of one token.
+    """Causal attention of new tokens to a cache that holds them, too, in pages of a token each.
 
     At decode, each sequence has one new token. Sequences have their tokens one after the other in
     `q` and `out`.

@@ -1,4 +1,6 @@
-"""The commands of who operates a service: workers and the store. `keys` adds those of keys."""
+"""The commands for the operator of a service: workers and the store. `keys` adds the commands of
+keys.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,10 @@ def migrate() -> None:
 
 @command_of(admin, "prune")
 def prune(
-    days: Annotated[int, typer.Option(min=30, help="Delete what is older; default: none.")],
+    days: Annotated[int, typer.Option(min=30, help="Delete rows older than this.")],
     as_json: Json = False,
 ) -> None:
-    """Delete old jobs, nights, and runs with their trials. What results need stays."""
+    """Delete old jobs, nights, and runs with their trials. Rows that results need stay."""
     from datetime import timedelta
 
     from tuner.store.connect import database_url
@@ -65,7 +67,7 @@ workers = group(
 
 @command_of(workers, "list")
 def list_workers(server: Server = None, as_json: Json = False) -> None:
-    """List workers: what each can do, and what it does now."""
+    """List workers: their abilities, their jobs and their states."""
     with open_jobs(server) as queue:
         found = queue.workers()
     show(as_json, lambda: [one.as_json() for one in found], lambda: _table(found))

@@ -132,7 +132,7 @@ def refuse_foreign(package: str) -> None:
 
 
 def open_store() -> AbstractContextManager[ResultStore]:
-    """Open this machine's store, for what was measured and chosen."""
+    """Open this machine's store of measurements and choices."""
     from tuner.store.connect import database_url
     from tuner.store.results import ResultStore
 
@@ -153,7 +153,7 @@ def open_results(server: str | None) -> Iterator[StoredResults]:
 
 
 def say(text: str) -> None:
-    """Print a message to stderr: folded for a terminal, and whole for what reads it elsewhere."""
+    """Print a message to stderr: folded for a terminal, and whole for a pipe."""
     if sys.stderr.isatty():
         from tuner.render import folded
 

@@ -1,4 +1,4 @@
-"""The command that compiles config files, or what an engine launches without any."""
+"""The command that compiles config files, or the engine's own configurations."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check(
         str,
         typer.Option(
             autocompletion=complete.engines,
-            help="NAME or NAME==VERSION; default: that of the files' export, else sglang.",
+            help="NAME or NAME==VERSION; default: the engine of the files' export, else sglang.",
         ),
     ] = "",
     model: Annotated[
@@ -137,7 +137,7 @@ def _check_problems(
     choice: FamilyChoice,
     family: Family,
 ) -> list[Any]:
-    """Check what an engine launches for a model's kernels of a family."""
+    """Check the configurations that an engine launches for a model's kernels of a family."""
     from tuner.devices.here import device_or_here
 
     if len(targets) > 1:

@@ -53,7 +53,7 @@ def files_to_check(targets: Sequence[str]) -> list[Path]:
 
 
 def without_sidecars(folder: Path) -> list[Path]:
-    """Return the JSON files below a folder but those that say where entries are from."""
+    """Return the JSON files below a folder except the sidecars of files."""
     return [path for path in sorted(folder.rglob("*.json")) if "provenance" not in path.parts]
 
 
@@ -64,7 +64,7 @@ def device_of_files(paths: Sequence[Path]) -> str:
 
 
 def say_other_device(paths: Sequence[Path], device: Device) -> None:
-    """Say so where files are named for another GPU than the one that they are checked for."""
+    """Say so if files are named for another GPU than the GPU that they are checked for."""
     for name in sorted({name for path in paths if (name := _device(path))}):
         try:
             same = find_device(name) == device
@@ -188,9 +188,7 @@ class CheckResult(Protocol):
 
 @dataclass(frozen=True)
 class NotCompiled:
-    """Files whose entries were not compiled: the plugin's, or those of a family whose kernels
-    cannot be read.
-    """
+    """Files whose entries were not compiled: the plugin's, or those with unreadable kernels."""
 
     device: str
     reason: str
@@ -234,12 +232,12 @@ def check_files(
     """Check config files; a file's name tells its family.
 
     With a model, a file for which the engine never asks for this model is named, and does not fit.
-    Files of the engine's plugin are not compiled: their report names those that servers refuse.
+    Files of the engine's plugin are not compiled: their report names the files that servers refuse.
 
-    A file that is not `named` lies below a folder: if it is of no family, a message says so. If
-    the kernels of one of several families cannot be read, its report says so and does not fit.
-    Raises MalformedConfigFile for a name of no family, and OptionsRefused for an option that only
-    applies to models.
+    A file that is not `named` lies below a folder: if it is of no family, a message says so. If the
+    kernels of a family among several cannot be read, its report says so and does not fit. Raises
+    MalformedConfigFile for a name of no family, and OptionsRefused for an option that only applies
+    to models.
     """
     from tuner.families.check import not_among
 
@@ -304,7 +302,7 @@ def _checkable(engine: Engine) -> list[Family]:
 
 @dataclass(frozen=True)
 class _Server:
-    """A model's server: its own words, the files that it asks for, and what it runs."""
+    """A model's server: its own words, the files that it asks for, and the kernels that it runs."""
 
     who: str
     asked: Sequence[str]

@@ -1,6 +1,6 @@
-"""What a shell completes: names of models, GPUs and engines, and values that options take.
+"""Complete words in a shell: names of models, GPUs and engines, and values of options.
 
-`tuner --install-completion` sets the shell up. Each function gets what was typed so far.
+`tuner --install-completion` sets the shell up. Each function gets the text that was typed so far.
 """
 
 from __future__ import annotations

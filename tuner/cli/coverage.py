@@ -1,4 +1,4 @@
-"""The commands for what is kept tuned: watches, their state, and what is stored."""
+"""The commands for watches, their state, and stored results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 AGAIN = "may be given again"
 
 nightly = group(
-    "nightly", "Keep models tuned: a watch names models, and a night queues what they need."
+    "nightly", "Keep models tuned: a watch names models, and a night queues their jobs."
 )
 watches = group(
     "watches",
@@ -74,7 +74,7 @@ def list_watches(server: Server = None, as_json: Json = False) -> None:
     elif found:
         typer.echo("\n".join(map(_watch_text, found)))
     else:
-        say("no watch was added: `tuner nightly watches add` adds one")
+        say("no watch was added: `tuner nightly watches add` adds a watch")
 
 
 @command_of(watches, "add")
@@ -142,7 +142,7 @@ def remove_watch(
     ],
     server: Server = None,
 ) -> None:
-    """Stop keeping a watch's models tuned. What is stored stays."""
+    """Remove a watch. Its stored results stay."""
     with open_watching(server) as watching:
         watching.remove_watch(watch_id)
 
@@ -151,7 +151,7 @@ def remove_watch(
 def coverage(
     device: OneDevice = None,
     watched: Annotated[
-        bool, typer.Option("--watched", help="Show what is watched; default: what is stored.")
+        bool, typer.Option("--watched", help="Show watched models; default: stored results.")
     ] = False,
     server: Server = None,
     as_json: Json = False,

@@ -63,7 +63,7 @@ def load_proof(
         list[Path],
         typer.Argument(
             metavar="[BUNDLE] LOG...",
-            help="The bundle or exported folder, then log files of one server launch.",
+            help="The bundle or exported folder, then log files of a server launch.",
         ),
     ],
     as_json: Json = False,
@@ -99,7 +99,7 @@ def bench_report(
     ] = None,
     all_metrics: Annotated[
         bool,
-        typer.Option("--all-metrics", help="Compare all metrics; default: one of each kind."),
+        typer.Option("--all-metrics", help="Compare all metrics; default: a metric of each kind."),
     ] = False,
     as_json: Json = False,
 ) -> None:

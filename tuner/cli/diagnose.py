@@ -1,4 +1,4 @@
-"""Read what a server wrote: its logs."""
+"""Read a server's logs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def diagnose(
     write_patch: WritePatch = None,
     as_json: Json = False,
 ) -> None:
-    """Say what the messages in a server's log mean, and which command, flag or file helps.
+    """Explain the messages in a server's log, and name the command, flag or file that helps.
 
     Exit 1 if no message is known.
     """

@@ -66,11 +66,12 @@ def export(
     server: ResultsServer = None,
     as_json: Json = False,
 ) -> None:
-    """Write the stored winners as the files that the engine loads, where they are faster than what
-    servers run without them. What the store lacks comes from the shelf that this program brings.
+    """Write the stored winners as the files that the engine loads, if they are faster than the
+    server's own choice. If the store has no winner, take it from the shelf that this program
+    brings.
 
-    Says of each problem: leave it, these files, or these files and these flags. Where all is to be
-    left alone it writes nothing, and exits with 0.
+    Say for each problem: leave it, these files, or these files and these flags. If all problems are
+    to be left alone, write nothing, and exit with 0.
     """
     from tuner.devices.here import device_or_here
     from tuner.engines.engine import find_engine
@@ -78,7 +79,7 @@ def export(
     from tuner.export.selection import left_out_lines
 
     if out is not None and into_engine:
-        raise BadInput("--out and --into-engine exclude each other: choose one")
+        raise BadInput("--out and --into-engine exclude each other: give one of them")
     if not model and cluster is None and (tp != 1 or dtype or choice.names or choice.values):
         raise BadInput("--tp, --dtype and similar options are for a model: tuner export MODEL")
     card = device_or_here(device)
@@ -128,7 +129,7 @@ def diff(
     server: ResultsServer = None,
     as_json: Json = False,
 ) -> None:
-    """Say what changed between two exports (files, entries, gains) or two nights (jobs, times)."""
+    """Compare two exports (files, entries, gains) or two nights (jobs, times)."""
     from tuner.export.diff import diff_exports
 
     found: ExportDiff | NightDiff
@@ -173,9 +174,9 @@ def report(
     server: ResultsServer = None,
     as_json: Json = False,
 ) -> None:
-    """Draw the stored winners: the engine's time, the tuned one and the roofline, by batch size.
+    """Draw the stored winners: the engine's time, the tuned time and the roofline, by batch size.
 
-    Writes one page of HTML, which holds its pictures.
+    Write a page of HTML, which holds its pictures.
     """
     from tuner.devices.here import device_or_here
     from tuner.engines.engine import find_engine

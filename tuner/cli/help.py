@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 # The commands of each section, in the order to show, each in a few words: a line has 80 columns.
 SECTIONS: Mapping[str, Mapping[str, str]] = {
     "Tune": {
-        "plan": "Say which kernels servers run for a model, and what to tune",
+        "plan": "Show which kernels servers run, and the gain of tuning",
         "tune": "Find the fastest configurations of a model's kernels",
         "check": "Compile config files, or an engine's default constants",
         "export": "Write the results as the files that the engine loads",

@@ -270,7 +270,7 @@ class _TrialsLine:
         return True
 
     def close(self) -> None:
-        """End the line, and leave what it said."""
+        """End the line, and leave its text."""
         if self._line is not None:
             self._line.close()
             self._line = None

@@ -26,8 +26,8 @@ KeyName = Annotated[
 Scopes = Annotated[
     str,
     typer.Option(
-        help="What the key allows: read, submit or admin. `submit,urgent` lets its jobs go before "
-        "waiting ones, as `admin` does."
+        help="Rights of the key: read, submit or admin. `submit,urgent` lets its jobs go before "
+        "waiting jobs, as `admin` does."
     ),
 ]
 
@@ -81,7 +81,7 @@ def ensure_key(
         Ensured.NOTHING: f"the key of {name} is stored already",
         Ensured.ADDED: f"the key of {name} is stored",
         Ensured.CHANGED: f"the key of {name} has the scope {scope} now",
-        Ensured.REPLACED: f"the key of {name} is replaced: the one before is refused from now on",
+        Ensured.REPLACED: f"the key of {name} is replaced: the old key is refused from now on",
         Ensured.BACK: f"{name}, whose key was revoked, has a new key",
     }
     say(words[done])

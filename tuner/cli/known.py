@@ -120,7 +120,7 @@ def list_engines(
     pip's package index has the files that are added. No environment changes.
     """
     if add and remove:
-        raise BadInput("--add and --remove exclude each other: choose one")
+        raise BadInput("--add and --remove exclude each other: give one of them")
     if no_triton and not add:
         raise BadInput("--no-triton is for --add NAME==VERSION")
     if add:
@@ -145,7 +145,7 @@ def _list_engines(as_json: bool) -> None:
             add = command_line("tuner", "list", "engines", "--add", f"{one.name}=={one.version}")
             say(f"Triton {one.triton} is missing: `{add}` adds it")
     if not any(one.name != "triton" for one in found):
-        say("no engine is here: `tuner list engines --add sglang` adds one")
+        say("no engine is here: `tuner list engines --add sglang` adds an engine")
 
 
 def _add_engine(spec: str, no_triton: bool, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The command that runs a night: it queues what is outdated or missing."""
+"""The command that runs a night: it queues outdated and missing problems."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ AWAY = 75  # EX_TEMPFAIL of sysexits.h: what starts the command may try again la
 @command_of(nightly, "run")
 def run_night(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be queued; default: queue it.")
+        bool, typer.Option("--dry-run", help="List the jobs to queue; default: queue them.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Do it again if it was done today; default: once.")
     ] = False,
     last: Annotated[
-        bool, typer.Option("--last", help="Show what the last run did; default: run.")
+        bool, typer.Option("--last", help="Show the report of the last run; default: run.")
     ] = False,
     past: Annotated[
         bool, typer.Option("--list", help=f"List the last {LISTED} runs; default: run.")

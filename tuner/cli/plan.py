@@ -1,4 +1,4 @@
-"""The command that says what tuning a model would bring, before any work."""
+"""The command that shows the gain of tuning a model, before any work."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def plan(
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """Say which kernel servers run for each problem of a model, and what tuning it would bring."""
+    """Show which kernel servers run for each problem of a model, and the gain of tuning it."""
     from tuner.devices.here import device_or_here
     from tuner.engines.engine import find_engine, names_model
     from tuner.tuning.request import parse_effort
@@ -142,10 +142,10 @@ def planned(
     unread: bool = False,
     notes: Iterable[str] = (),
 ) -> ModelPlan:
-    """Plan problems with what the local store knows of them.
+    """Plan problems by the results of the local store.
 
-    `unread` also plans to tune problems for which servers read no file. `notes` are what was said
-    of the model.
+    `unread` also plans to tune problems for which servers read no file. `notes` are the notes on
+    the model.
     """
     from tuner.store.plans import stored_plan
     from tuner.store.workers import Estimates

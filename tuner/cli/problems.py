@@ -54,12 +54,12 @@ def resolve(asked: TargetOptions, choice: FamilyChoice) -> TuningTarget:
 
 
 def targets_of(asked: TargetOptions, choice: FamilyChoice, every: bool) -> list[TuningTarget]:
-    """Return the problems to tune: of one family, of the families that --family names, or with
+    """Return the problems to tune: of a family, of the families that --family names, or with
     `every` of all families of a model.
 
     A model's notes name its other families, and with `every` the options that select points of
-    families that it does not have. Raises as `resolve` does, and OptionsRefused for an option that
-    says how such a family is served.
+    families that it does not have. Raises the errors of `resolve`, and OptionsRefused for an option
+    that says how such a family is served.
     """
     from tuner.targets import other_families, with_options
 
@@ -275,7 +275,7 @@ def problems_to_ship(
 ) -> list[Problem]:
     """Return the problems of `--problem` and of a model, which may have several families.
 
-    Raises as `resolve` does where the model has no problem, or tp does not divide it.
+    Raises the errors of `resolve` if the model has no problem, or tp does not divide it.
     """
     from tuner.targets import families_named, resolve_all
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def write_remedy(remedy: Remedy | None, path: Path) -> None:
-    """Write a remedy's patch, and say how to apply it. Raises BadInput where there is none."""
+    """Write a remedy's patch, and say how to apply it. Raises BadInput if it has none."""
     patch = remedy.patch() if remedy else ""
     if remedy is None or not patch:
         raise BadInput(

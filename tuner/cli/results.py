@@ -41,7 +41,7 @@ StoredProblem = Annotated[
 def list_results(
     device: OneDevice = None, server: ResultsServer = None, as_json: Json = False
 ) -> None:
-    """List what is stored, by problem, device and engine."""
+    """List the stored results by problem, device and engine."""
     from tuner.problems.results import counted
 
     with open_watching(server) as stored:
@@ -98,8 +98,8 @@ def forget_result(
 ) -> None:
     """Forget the results of a problem on a device.
 
-    They are forgotten in all versions of an engine. What was tried stays stored, and the problem is
-    tuned anew when it is asked for.
+    They are forgotten in all versions of an engine. Trials stay stored, and the problem is tuned
+    anew on request.
     """
     from tuner.devices.here import device_or_here
     from tuner.engines.engine import parse_spec
@@ -138,7 +138,7 @@ def export_results(
     ),
     as_json: Json = False,
 ) -> None:
-    """Write what was measured on a card to files.
+    """Write the measured results of a card to files.
 
     There is a file for each card and engine, with the environment of the times.
     """
@@ -225,7 +225,7 @@ def _believed(result: RunResult, workbench: Workbench) -> PreparedRun:
 def _taken(
     result: RunResult, prepared: PreparedRun, workbench: Workbench, store: ResultExchange
 ) -> str:
-    """Store a result, or what is measured of it on this machine. Returns what was done."""
+    """Store a result, or the entries measured again on this machine. Return what was done."""
     from tuner.problems.results import Status
     from tuner.render import gain_text
     from tuner.tuning.claims import measured_again

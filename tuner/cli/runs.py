@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Say what is being done, and for how long, while the block runs."""
+    """Name the work and its time so far, while the block runs."""
     from tuner.tuning.progress import LiveLine, duration
 
     started = time.monotonic()

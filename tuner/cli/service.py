@@ -16,7 +16,7 @@ def serve(
         str, typer.Option(help="Address to listen on; beyond loopback, make a key first.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="TCP port; 0 takes a free one.")
+        int, typer.Option(min=0, max=65535, help="TCP port; 0 takes a free port.")
     ] = 8765,
     worker: Annotated[
         bool | None,
@@ -30,7 +30,7 @@ def serve(
         typer.Option("--no-auth", help="Let all programs of this machine in without a key."),
     ] = False,
 ) -> None:
-    """Serve the HTTP API, and run its jobs. Without any key in the store, make a first one."""
+    """Serve the HTTP API, and run its jobs. If the store has no key, make a first key."""
     from dataclasses import replace
 
     refuse_foreign("api")
@@ -57,7 +57,7 @@ def worker(
         int, typer.Option(min=1, max=256, help="Without a GPU here: how many jobs at once.")
     ] = 1,
 ) -> None:
-    """Run queued jobs on this machine: one process per GPU, or --processes without a GPU."""
+    """Run queued jobs on this machine: a process per GPU, or --processes without a GPU."""
     refuse_foreign("workers")
     from workers.fleet import run_fleet
     from workers.machine import detect_gpus

@@ -65,7 +65,7 @@ class CommandTarget:
         return Context(hints, self.findings.facts)
 
     def settings(self, server_args: str) -> dict[str, str]:
-        """Return the flags and variables of a server, with what its model tells of its kernels.
+        """Return the flags and variables of a server, and the facts about kernels from its model.
 
         Flags of a log or a running server count if `server_args` does not say otherwise. Raises
         BadInput for quotation marks that are not closed.
@@ -88,7 +88,7 @@ class CommandTarget:
         device: Device,
         flags: Mapping[str, str],
     ) -> dict[str, str]:
-        """Return the settings, with what lines about missing files show of the server's kernels."""
+        """Return the settings with the facts of lines about missing files."""
         from tuner.engines.dispatch import seen_to_run
 
         if self.findings is None:
@@ -129,7 +129,7 @@ def read_command_target(text: str) -> CommandTarget:
 
 
 def _of_server(url: str) -> CommandTarget:
-    """Read what a running server serves. Raises UnknownModel if its model cannot be read here."""
+    """Read the model of a running server. Raises UnknownModel if it cannot be read here."""
     from tuner.jobs.running import ask_server
     from tuner.models.table import find_model
     from tuner.targets import Target

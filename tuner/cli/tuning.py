@@ -118,7 +118,7 @@ def tune(
 
 @dataclass(frozen=True)
 class _Work:
-    """What a command line asks to tune."""
+    """The work that a command line asks for."""
 
     card: Device
     engine: Engine
@@ -172,7 +172,7 @@ def _worth_tuning(work: _Work, choice: FamilyChoice, effort: Effort) -> _Work:
 def _refuse_one_file(several: bool, files: Mapping[str, Path | None]) -> None:
     """Raise BadInput if several families are tuned with a file that is of one family."""
     if several and (given := [flag for flag, file in files.items() if file is not None]):
-        said = f"{given[0]} is for one family of kernels: leave it out, or name one with --family"
+        said = f"{given[0]} is for one family of kernels: leave it out, or name its --family"
         raise BadInput(said)
 
 
@@ -228,7 +228,7 @@ def _card(name: str, source: Source, gpu: int | None) -> Device:
 
 
 def _announce(requests: Sequence[Request], work: _Work) -> None:
-    """Say, before the work, what users should know of it, and which kernel the servers run."""
+    """Say, before the work, the facts that users need, and which kernel the servers run."""
     from tuner.engines.dispatch import engine_runs
 
     engine, problems = work.engine, [request.problem for request in requests]
@@ -242,7 +242,7 @@ def _announce(requests: Sequence[Request], work: _Work) -> None:
 
 
 def _say_undeliverable(engine: Engine, problems: Sequence[Problem]) -> None:
-    """Say so, before the work, if the engine's servers cannot load what is going to be tuned."""
+    """Say so, before the work, if the engine's servers cannot load the results."""
     from tuner.export.delivery import delivery_of
 
     for family in dict.fromkeys(map(family_of, problems)):

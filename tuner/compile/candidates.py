@@ -1,4 +1,4 @@
-"""Compile the candidates of one problem for one device."""
+"""Compile the candidates of a problem for a device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class Compiler(Protocol):
         """Queue candidates; never waits for a compile."""
 
     def poll(self, wait: bool) -> list[tuple[Candidate, Compiled]]:
-        """Return the results since the last call; with `wait`, at least one if any is pending."""
+        """Return the results since the last call; with `wait`, at least one result if any is
+        pending.
+        """
 
     @property
     def compiled_count(self) -> int:
@@ -75,7 +77,7 @@ class _Counts(NamedTuple):
 class KernelCompiler:
     """A `Compiler` of the kernels that `bind` returns. The caller closes the farm.
 
-    A farm may serve several compilers, one after the other. Each counts its own kernels.
+    A farm may serve several compilers in turn. Each counts its own kernels.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ EIATTR_REGCOUNT = 0x2F
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
-    """Return (registers, bytes of local memory) of a thread, for a cubin with one kernel.
+    """Return (registers, bytes of local memory) of a thread, for the only kernel of a cubin.
 
     Registers spill to local memory. The driver reports the same number
     (CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES); Triton's own `n_spills` is a quarter of it.

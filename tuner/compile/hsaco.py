@@ -18,7 +18,7 @@ NT_AMDGPU_METADATA = 32
 
 @dataclass(frozen=True)
 class HsacoResources:
-    """The resources of a kernel, each for one thread (a lane of a wavefront)."""
+    """The resources of a kernel, each for a thread (a lane of a wavefront)."""
 
     vgprs: int  # vector registers, AGPRs included if one file holds both (gfx90a and later CDNA)
     agprs: int  # the vector registers that only matrix instructions can use
@@ -40,7 +40,7 @@ def read_resources(hsaco: bytes) -> HsacoResources:
 
 
 def resources(hsaco: bytes) -> tuple[int, int]:
-    """Return (registers, bytes of scratch memory) of a thread, for an hsaco with one kernel."""
+    """Return (registers, bytes of scratch memory) of a thread, for the only kernel of an hsaco."""
     found = read_resources(hsaco)
     return found.vgprs, found.scratch_bytes
 

@@ -1,4 +1,4 @@
-"""Compile one variant of a lifted kernel. Imports triton."""
+"""Compile a variant of a lifted kernel. Imports triton."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class ResultCache:
     def claim(self, key: str) -> Iterator[bool]:
         """Say whether the caller is to compile for a key now; False while another process does.
 
-        The lock is one byte of a file, and ends with the process that holds it. A process that was
+        The lock is a byte of a file, and ends with the process that holds it. A process that was
         stopped keeps it, so nobody should wait for ever. If a file system has no locks, a kernel
         may be compiled twice.
         """

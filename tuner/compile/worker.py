@@ -41,7 +41,8 @@ def main() -> None:
 def _yield_to_others() -> None:
     """Let the processes that measure on GPUs have a core each.
 
-    On two H200s, whose compile processes share 32 cores, checks took half as long again as on one.
+    On two H200s, whose compile processes share 32 cores, checks took half as long again as on a
+    single H200.
     """
     os.nice(_NICENESS)
     with contextlib.suppress(OSError):  # a kernel that does not group processes by sessions
@@ -96,7 +97,7 @@ def _compile(path: Path, variant: dict[str, Any], target: Target) -> dict[str, A
 
 
 def _detail(error: Exception) -> str:
-    """Return one line of the compiler's output: the first with "error" or "fatal", or the last."""
+    """Return a line of the compiler's output: the first with "error" or "fatal", or the last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r"\b(error|fatal)\b.*:", line)]
     return f"{type(error).__name__}: {(telling or lines or [''])[-1]}"[:500]

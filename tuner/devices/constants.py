@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class Constants:
     """Constants of the models. All are round numbers, and no optimiser fitted them.
 
-    Values marked (H200) were set or changed after one recording on an H200 (fp8 in blocks, E=256,
-    N=256, K=7168). The model alone has 3.6 % regret on it, and 3.0 % to 6.6 % with any one constant
-    50 % smaller or larger.
+    Values marked (H200) were set or changed after a recording on an H200 (fp8 in blocks, E=256,
+    N=256, K=7168). The model alone has 3.6 % regret on it, and 3.0 % to 6.6 % with any single
+    constant 50 % smaller or larger.
     """
 
     launch_us: float = 2.5

@@ -98,7 +98,7 @@ def _keys() -> frozenset[str]:
 
 @cache
 def _first_words() -> frozenset[str]:
-    """Return the words with which a name may begin, also if all of it is written as one word."""
+    """Return the words with which a name may begin, also if its words are written together."""
     return _keys() | {name[0] for name in _names()}
 
 

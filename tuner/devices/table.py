@@ -32,7 +32,7 @@ _LISTED = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """The properties that all GPUs of one target share."""
+    """The properties that all GPUs of a target share."""
 
     target: Target
     has_tma: bool  # loads through tensor descriptors
@@ -131,7 +131,7 @@ class Device:
         return self.int8_tops if dtype is Dtype.INT8_W8A8 else self.fp16_tflops
 
     def macs_per_clock(self, tflops: float) -> float:
-        """Return the multiply-adds of one SM per clock when the whole device does `tflops`."""
+        """Return the multiply-adds of an SM per clock when the whole device does `tflops`."""
         return tflops * 1e3 / 2 / self.sm_count / self.architecture.clock_ghz
 
     def as_json(self) -> dict[str, Any]:

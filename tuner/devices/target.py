@@ -32,9 +32,7 @@ class Target:
 
     @property
     def sm(self) -> int:
-        """Return the capability as one number, as sglang's `get_device_sm` does on both
-        platforms.
-        """
+        """Return the capability as a number, as sglang's `get_device_sm` does on both platforms."""
         major, minor = self.capability
         return major * 10 + minor
 

@@ -108,7 +108,7 @@ def _shared_bytes(dtype: Dtype, device: Device, config: Config, swap: bool) -> i
 
 @dataclass(frozen=True)
 class TensorStep:
-    """The cost of one block's step of BLOCK_SIZE_K."""
+    """The cost of a block's step of BLOCK_SIZE_K."""
 
     warpgroup: bool
     mac_clocks: float  # of the SM's tensor cores at peak rate
@@ -126,7 +126,7 @@ def uses_warpgroup(device: Device, config: Config, swap: bool) -> bool:
 
 
 def tensor_step(dtype: Dtype, device: Device, config: Config, swap: bool) -> TensorStep:
-    """Return the cost of one step, at the device table's peak rate for the dtype."""
+    """Return the cost of a step, at the device table's peak rate for the dtype."""
     rows, columns = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
     if swap:
         rows, columns = columns, rows
@@ -218,7 +218,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted microseconds of one launch, and their parts."""
+    """The predicted microseconds of a launch, and their parts."""
 
     total_us: float
     latency_us: float  # of waves of blocks, each a series of dependent loads and steps
@@ -229,7 +229,7 @@ class Prediction:
 
 
 class GemmModel:
-    """A model that predicts launches of one kind of kernel on one device.
+    """A model that predicts launches of a kind of kernel on a device.
 
     `rescales`: how often an accumulator is scaled or converted in each step along k.
     """
@@ -256,7 +256,7 @@ class GemmModel:
     def predict(
         self, product: Product, config: Config, footprint: Footprint, swap: bool
     ) -> Prediction:
-        """Predict one launch. `swap`: the kernel swaps A and B, see `uses_warpgroup`."""
+        """Predict a launch. `swap`: the kernel swaps A and B, see `uses_warpgroup`."""
         c, device, load = self._constants, self._device, product.load
         tiles_n = math.ceil(product.columns / config["BLOCK_SIZE_N"]) * product.splits
         steps = math.ceil(product.reduced / config["BLOCK_SIZE_K"] / product.splits)
@@ -278,9 +278,7 @@ class GemmModel:
     def _step_clocks(
         self, load: RowBlocks, config: Config, footprint: Footprint, swap: bool
     ) -> tuple[float, float]:
-        """Return the clocks of a step along k, for one block alone and for its SM's
-        busiest unit.
-        """
+        """Return the clocks of a step along k, for a block alone and for its SM's busiest unit."""
         c, warps = self._constants, config["num_warps"]
         depth, threads = config["BLOCK_SIZE_K"], self._arch.target.warp_size * warps
         a, b = self._a_bytes * depth, self._b_bytes * config["BLOCK_SIZE_N"] * depth
@@ -299,7 +297,7 @@ class GemmModel:
         return alone, max(mma, shared, issue, l2) + spilt
 
     def _block_ns(self, load: RowBlocks, config: Config, steps: int, step_ns: float) -> float:
-        """Return the nanoseconds of one block, from its launch to its stores.
+        """Return the nanoseconds of a block, from its launch to its stores.
 
         A step's tile is requested at the end of the step `depth` before it. So `depth` steps take
         either a latency and a step, or the sum of their times, whichever is longer.
@@ -330,7 +328,7 @@ class GemmModel:
     def _refetched(self, load: RowBlocks, config: Config, weights: float) -> float:
         """Return how often a matrix is read from memory, summed over the matrices.
 
-        Blocks of one matrix in the same group share its weights. Between groups all of the matrix
+        Blocks of the same matrix in a group share its weights. Between groups all of the matrix
         passes through L2, which may lose it.
         """
         each = load.blocks / load.weights  # blocks per matrix

@@ -1,4 +1,4 @@
-"""Compile functions of an engine's source one by one, with the definitions that they use.
+"""Compile single functions of an engine's source, with the definitions that they use.
 
 The engine is not imported, and no source file is run as a whole. So only the definitions that a
 function really uses must be understood.

@@ -50,7 +50,7 @@ class Followed:
 
 @dataclass
 class Launcher:
-    """An engine's source file, run for one target."""
+    """An engine's source file, run for a target."""
 
     source: Path
     root: Path  # the engine's package folder
@@ -187,7 +187,7 @@ class Launcher:
 
 @lru_cache(maxsize=32)
 def _compiled(text: str, path: str) -> CodeType:
-    """Compile a source file once: a command asks launchers of one file for many problems."""
+    """Compile a source file once: a command asks launchers of the same file for many problems."""
     return compile(text, path, "exec", dont_inherit=True)
 
 

@@ -56,7 +56,7 @@ def free_names(node: ast.FunctionDef) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a jitted function."""
+    """A parameter of a jitted function."""
 
     name: str
     constexpr: bool = False

@@ -1,4 +1,4 @@
-"""Interpret an engine's source for one platform. Nothing is imported or executed.
+"""Interpret an engine's source for a platform. Nothing is imported or executed.
 
 A file has top-level names, and statements that bind them. Its questions about its place are
 answered for lifted kernels: they run beside Triton, on a known platform, and none of the engine's
@@ -143,7 +143,7 @@ class ConditionFolder(ast.NodeTransformer):
         self.count = 0  # how many were replaced
 
     def visit(self, node: ast.AST) -> Any:  # noqa: ANN401  # as its base has it
-        """Visit a node; called for each one."""
+        """Visit a node; called for each node."""
         if isinstance(node, ast.expr) and self._evaluator.asks(node):
             value = self._evaluator.value(node)
             if value is None or isinstance(value, bool | int | str):
@@ -215,7 +215,7 @@ def _bound(statements: Sequence[ast.stmt]) -> Iterator[tuple[ast.stmt, list[str]
 
 
 def bound_name(alias: ast.alias) -> str:
-    """Return the name that one part of an import statement binds."""
+    """Return the name that a part of an import statement binds."""
     return alias.asname or alias.name.partition(".")[0]
 
 

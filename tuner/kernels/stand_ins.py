@@ -85,13 +85,13 @@ class TensorSpec:
         return _empty(*size, dtype=dtype or self.dtype)
 
     def element_size(self) -> int:
-        """Return the bytes of one number. The types' names say their bits: bf16, i64, fp8e4nv."""
+        """Return the bytes of a number. The types' names say their bits: bf16, i64, fp8e4nv."""
         bits = re.search(r"\d+", self.dtype)
         assert bits is not None
         return int(bits[0]) // 8
 
     def view(self, *size: int | Sequence[int]) -> TensorSpec:
-        """Return the numbers in another shape, one length of which may be -1."""
+        """Return the numbers in another shape, of which a length may be -1."""
         shape = [*_lengths(size)]
         known = -math.prod(shape) if -1 in shape else 0
         shape = [self.numel() // known if n == -1 else n for n in shape]
@@ -130,7 +130,7 @@ class TritonType:
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """One launch of a kernel."""
+    """A launch of a kernel."""
 
     kernel: str
     arguments: Mapping[str, Any]  # by the kernel's parameter names; tensors are `TensorSpec`s

@@ -55,7 +55,7 @@ _PASSING = ("08", "40", "53", "57", "58")
 
 @contextlib.contextmanager
 def translated(url: URL) -> Iterator[None]:
-    """Turn a database's errors into UnusableStore, with one line that shows no password.
+    """Turn a database's errors into UnusableStore, with a line that shows no password.
 
     Raises StoreUnreachable for failures that may pass by themselves, StoreFull for a full disk, and
     StoreReadOnly for a store that takes no writes.
@@ -246,7 +246,7 @@ def reader(engine: Engine) -> Engine:
     """Return the same engine and pool, for reading.
 
     On PostgreSQL, each statement is a transaction of its own, which saves the round trips of BEGIN
-    and ROLLBACK. At the level of READ COMMITTED, several statements in one transaction would see as
+    and ROLLBACK. At the level of READ COMMITTED, several statements in a transaction would see as
     many states of the database.
     """
     if engine.dialect.name == "sqlite":

@@ -35,13 +35,13 @@ def current_winners(found: Sequence[Winner]) -> list[Winner]:
     newest that has a measured result, else the newest that has a predicted result.
 
     Entries that were chosen together stay together. At each batch size of a fused-MoE layer, they
-    come from one environment and have one status. At each batch size and number of new tokens of
-    attention, they come from one run. A measured result counts before a predicted result, and a
-    predicted result before an untuned result. Among results of one status, the store's count before
-    the shelf's, and the newest with both gemms counts. If one gemm is tuned again in another
-    environment, the older pair counts until the other gemm is tuned there too. A result with one
-    gemm counts if no result of its status has both; if there is an untuned entry for the other
-    gemm, that entry counts beside it, at best its environment's.
+    come from the same environment and have the same status. At each batch size and number of new
+    tokens of attention, they come from the same run. A measured result counts before a predicted
+    result, and a predicted result before an untuned result. Among results of equal status, the
+    store's count before the shelf's, and the newest with both gemms counts. If a gemm is tuned
+    again in another environment, the older pair counts until the other gemm is tuned there too. A
+    result with a single gemm counts if no result of its status has both; if there is an untuned
+    entry for the other gemm, that entry counts beside it, at best its environment's.
     """
     best: dict[ProblemKey, tuple[_Worth, _Kernels]] = {}
     for one in found:
@@ -92,7 +92,7 @@ def _current(found: Iterable[Stored]) -> Mapping[ProblemKey, Current]:
 
 
 def _current_of(problem: Problem, results: Mapping[Source, Collection[Stored]]) -> Current:
-    """Return the current points of one problem's results, by source."""
+    """Return the current points of a problem's results, by source."""
     every = [one for some in results.values() for one in some]
     points = every[0].points
     if len(every) == len(results) and all(one.points == points for one in every):
@@ -164,9 +164,7 @@ def _kernels(environment: Environment) -> _Kernels:
 def _rank(
     results: Collection[tuple[Stored, Point]], needed: Collection[Part]
 ) -> tuple[object, ...]:
-    """Return the rank of one source's results at a size. The source with the highest rank is
-    current.
-    """
+    """Return the rank of a source's results at a size: the highest rank's source is current."""
     status, *newest = max(_worth(one) for one, _ in results)
     whole = {point.part for _, point in results}.issuperset(needed)
     return status, whole, *newest

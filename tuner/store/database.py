@@ -49,7 +49,7 @@ _LOCK = 0x74756E6572  # "tuner", as PostgreSQL's advisory locks are numbers
 
 
 def bring_to_head(engine: Engine) -> None:
-    """Migrate an empty or older database in one transaction, and check that it can be written.
+    """Migrate an empty or older database in a transaction, and check that it can be written.
 
     Raises NewerSchema for a newer version's schema, and leaves the database as it is.
     """
@@ -166,7 +166,7 @@ def check_writable(connection: Connection) -> None:
 def try_transaction_lock(connection: Connection, name: str) -> bool:
     """Say whether this transaction has the lock until it ends. Always True on SQLite.
 
-    SQLite has one writer, which would wait here: it takes `try_file_lock` before.
+    SQLite has a single writer, which would wait here: it takes `try_file_lock` before.
     """
     if connection.dialect.name != "postgresql":
         return True
@@ -184,9 +184,9 @@ def transaction_lock(connection: Connection, name: str) -> None:
 def try_file_lock(engine: Engine, name: str) -> Iterator[bool]:
     """Say whether the caller has the lock within the block. Always True without a SQLite file.
 
-    The lock is one byte, never written, of a file beside the database: to lock a byte of the
-    database itself, this would have to open it (see sqlite_file). Raises UnusableStore if the file
-    cannot be opened.
+    The lock is a byte, never written, of a file beside the database: to lock a byte of the database
+    itself, this would have to open it (see sqlite_file). Raises UnusableStore if the file cannot be
+    opened.
     """
     if file_of(engine.url) is None:
         yield True
@@ -214,8 +214,8 @@ def try_file_lock(engine: Engine, name: str) -> Iterator[bool]:
 def only_server(engine: Engine, address: str) -> Iterator[None]:
     """Keep a second server off a SQLite file within the block.
 
-    Two servers would measure on one GPU at a time, and count a client's requests apart. Raises
-    BadInput, which names the process that serves the file and its address.
+    Two servers would measure on the same GPU at the same time, and count a client's requests apart.
+    Raises BadInput, which names the process that serves the file and its address.
     """
     with try_file_lock(engine, "server") as mine:
         if not mine:
@@ -288,7 +288,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """Open a connection that sees committed rows: one state on SQLite, else a state per
+        """Open a connection that sees committed rows: a single state on SQLite, else a state per
         statement.
         """
         with translated(self.engine.url), self._reader.connect() as connection:
@@ -318,7 +318,7 @@ class Database:
 
 
 class Queries:
-    """Queries of one topic. Each method is one transaction, and raises UnusableStore."""
+    """Queries of a topic. Each method is a transaction, and raises UnusableStore."""
 
     def __init__(self, database: Database, clock: Clock | None = None) -> None:
         self.database = database
@@ -333,7 +333,7 @@ class Queries:
             yield cls(database)
 
     def _now(self, connection: Connection | None = None) -> datetime:
-        """Return the time of `clock`; without one, of the database's host, or of this host."""
+        """Return the time of `clock`; without a clock, of the database's host, or of this host."""
         return time_of(connection, self._clock)
 
 
@@ -349,8 +349,7 @@ def utc_now() -> datetime:
 
 
 def time_of(connection: Connection | None, clock: Clock | None) -> datetime:
-    """Return the time of `clock`; without one, the time of the database's host, for all workers
-    alike.
+    """Return the time of `clock`; without a clock, of the database's host, for all workers alike.
 
     With its own time, a host whose clock is a minute ahead would find every lease expired.
     """
@@ -368,7 +367,7 @@ _TRIED_BYTES = 1 << 18  # a disk with less room is as good as full
 
 
 class Probe(Database):
-    """A database with one connection, which waits for nothing for longer than PATIENCE_S."""
+    """A database with a single connection, which waits for nothing for longer than PATIENCE_S."""
 
     @classmethod
     def of(cls, url: str) -> Probe:

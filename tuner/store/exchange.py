@@ -1,4 +1,4 @@
-"""Pass results of runs from one store to another."""
+"""Pass results of runs from a store to another store."""
 
 from __future__ import annotations
 

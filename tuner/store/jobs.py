@@ -60,7 +60,7 @@ from tuner.store.workers import Estimates, WorkerStore
 class JobStore(Queries):
     """Posts, shows, cancels and deletes jobs. Workers use `tuner.store.Leases`.
 
-    Every method is one transaction, and raises UnusableStore when the database fails.
+    Every method is a transaction, and raises UnusableStore when the database fails.
     """
 
     def submit_all(
@@ -169,7 +169,7 @@ class JobStore(Queries):
             return [JobEvent(**row) for row in connection.execute(query).mappings()]
 
     def latest_events(self, job_id: str, limit: int, kind: str | None = None) -> Sequence[JobEvent]:
-        """Return a job's newest events, of one kind if it is given, in order."""
+        """Return a job's newest events, of a single kind if it is given, in order."""
         query = select(job_events).where(job_events.c.job_id == job_id)
         if kind is not None:
             query = query.where(job_events.c.kind == kind)

@@ -127,7 +127,7 @@ def _clients_in_turn(connection: Connection, wanted: JobFilter, now: datetime) -
 
 
 def _queued_clients(needs_gpu: bool) -> CTE:
-    """Select each client with queued jobs once, by one step along the index for each client.
+    """Select each client with queued jobs once, by a step along the index for each client.
 
     DISTINCT would read the entries of all queued jobs.
     """
@@ -157,7 +157,7 @@ def candidates(wanted: JobFilter, now: datetime, mine: ColumnElement[bool]) -> S
 class Leases(Queries):
     """Claims jobs and keeps or gives up their leases.
 
-    Every method is one transaction, and raises UnusableStore when the database fails. A method that
+    Every method is a transaction, and raises UnusableStore when the database fails. A method that
     takes a Lease raises StaleLease, and writes nothing, once the lease is lost.
     """
 
@@ -306,8 +306,9 @@ class LeasedResults(ResultStore):
     """Results whose every write needs a job's lease.
 
     Writes raise StaleLease once the lease is lost. Beginning the run makes the job RUNNING.
-    Finishing it publishes the winners and makes the job DONE in one transaction, so that nothing is
-    published twice. Beginning a run that another job is working on raises RunAlreadyActive.
+    Finishing it publishes the winners and makes the job DONE in the same transaction, so that
+    nothing is published twice. Beginning a run that another job is working on raises
+    RunAlreadyActive.
     """
 
     def __init__(self, database: Database, lease: Lease, clock: Clock | None = None) -> None:
@@ -323,7 +324,7 @@ class LeasedResults(ResultStore):
             yield connection
 
     def expect(self, run: Run, outlook: Outlook) -> None:
-        """Note what the run will try, as an event of the job."""
+        """Note the configurations that the run will try, as an event of the job."""
         named = {
             Candidate(point, config): name
             for point, by_name in outlook.incumbents.items()

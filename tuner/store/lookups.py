@@ -91,7 +91,7 @@ _AT_ONCE = 100  # problems that are read to fill up a page
 
 @dataclass(frozen=True)
 class StoredSummary:
-    """The stored results of one problem in one environment."""
+    """The stored results of a problem in an environment."""
 
     cursor: tuple[int, int]  # (environment id, problem id)
     environment: Environment
@@ -107,7 +107,7 @@ class StoredSummary:
 
 @dataclass(frozen=True)
 class EnvironmentSeen:
-    """An environment with winners. All its problems have the same kernels, so one family."""
+    """An environment with winners. All its problems have the same kernels, so the same family."""
 
     environment: Environment
     family: str  # the kind of one of its problems
@@ -264,7 +264,7 @@ def _summaries(
     limit: int | None,
     since: datetime | None = None,
 ) -> list[StoredSummary]:
-    """Return the next `limit` readable problems of one environment with an id above `past`.
+    """Return the next `limit` readable problems of an environment with an id above `past`.
 
     With `since`, return only the problems with a winner that was published later.
     """

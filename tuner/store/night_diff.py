@@ -55,7 +55,7 @@ class ProblemDiff:
 
 @dataclass(frozen=True)
 class NightDiff:
-    """Two nights of one schedule."""
+    """Two nights of a schedule."""
 
     before: date
     now: date
@@ -82,7 +82,7 @@ class NightDiff:
 
 @dataclass(frozen=True)
 class _NightJob:
-    """The last job of a night for one problem."""
+    """The last job of a night for a problem."""
 
     state: str
     version: str

@@ -85,7 +85,7 @@ def _counts(watched: int | None, *lengths: int | None) -> dict[str, int] | None:
 
 
 def _added(record: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the work of one more round to a night's record."""
+    """Add the work of another round to a night's record."""
     whole = {**record, **new}
     for name in _GROWING:
         known: dict[str, Any] = {}
@@ -109,7 +109,7 @@ _WATCHES = _columns(watches, StoredWatch).order_by(watches.c.id)
 
 
 class NightStore(Queries):
-    """Stores watches and rounds, each method in one transaction. Raises UnusableStore."""
+    """Stores watches and rounds, each method in a transaction. Raises UnusableStore."""
 
     def begin(
         self, schedule: str, day: date, watch_list: str = "", *, again: bool = False
@@ -217,7 +217,7 @@ class NightStore(Queries):
         return found
 
     def watch(self, watch_id: int) -> StoredWatch | None:
-        """Return the watch with that id, if there is one."""
+        """Return the watch with that id; None if there is none."""
         with self._read() as connection:
             row = connection.execute(_WATCHES.where(watches.c.id == watch_id)).one_or_none()
         return None if row is None else StoredWatch(*row)
@@ -241,7 +241,7 @@ class NightStore(Queries):
             return StoredWatch(*connection.execute(query).one())
 
     def remove_watch(self, watch_id: int) -> bool:
-        """Remove a watch. Say whether there was one."""
+        """Remove a watch. Say whether there was a watch with that id."""
         with self._write() as connection:
             removed = connection.execute(delete(watches).where(watches.c.id == watch_id))
             return removed.rowcount == 1

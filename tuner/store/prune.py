@@ -1,4 +1,4 @@
-"""Delete old rows that no result needs: the one place where trials are ever deleted."""
+"""Delete old rows that no result needs: the only place where trials are ever deleted."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ TrialCursor = tuple[str, int, int, int, str, str]
 class ResultStore(Queries):
     """Stores runs with their trials, and winners; reads and withdraws them.
 
-    Every method is one transaction, and raises UnusableStore when the database fails. Winners of
-    the shelf stand beside the store's, if the store has none.
+    Every method is a transaction, and raises UnusableStore when the database fails. Winners of the
+    shelf stand beside the store's, if the store has none.
     """
 
     shelf: ClassVar[bool] = True

@@ -141,9 +141,9 @@ def _add_or_lock(
 ) -> tuple[dict[str, Job], dict[str, Job]]:
     """Add the jobs that have no unfinished equal; lock the equals of the others. Return both.
 
-    One statement goes through all jobs in the order of their keys. So two submissions with the same
-    jobs wait for each other at the first of these, and never crosswise. A job that is done just
-    before the statement is added anew, and its trials are found stored.
+    A single statement goes through all jobs in the order of their keys. So two submissions with the
+    same jobs wait for each other at the first of these, and never crosswise. A job that is done
+    just before the statement is added anew, and its trials are found stored.
     """
     if not wanted:
         return {}, {}

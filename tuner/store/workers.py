@@ -227,7 +227,7 @@ class NewestNights:
 
 @dataclass(frozen=True)
 class StoreFigures:
-    """The contents of the store at one moment."""
+    """The contents of the store at a moment."""
 
     devices: frozenset[str]  # that have had jobs or lately had workers
     queues: Sequence[QueueLength]  # without empty queues
@@ -248,7 +248,7 @@ class PoolUse:
 
 @dataclass(frozen=True)
 class JobTimes:
-    """The course of a job under one lease, by the clock of the database's host."""
+    """The course of a job under a lease, by the clock of the database's host."""
 
     state: JobState
     queued_at: datetime
@@ -257,7 +257,7 @@ class JobTimes:
 
 
 class Figures(Queries):
-    """Reads figures. Every method is one transaction, and raises UnusableStore."""
+    """Reads figures. Every method is a transaction, and raises UnusableStore."""
 
     def read(self) -> StoreFigures:
         """Return the present figures. Raises UnusableStore for another version's schema too."""
