@@ -161,7 +161,7 @@ class GpuWorker:
         while self._queue and len(self._sent) < SENT_AHEAD:
             pending = self._queue.popleft()
             point, backend = pending.candidate.point, pending.candidate.backend
-            if len(lost := self._lost.get(backend, ())) >= self.limits.backend_points:
+            if len(lost := self._lost.get(backend, [])) >= self.limits.backend_points:
                 why = f"not tried: {title_of(backend)} at {len(lost)} other points {lost[-1]}"
                 self._untried.append((pending, Measurement(Status.CRASHED, detail=why)))
                 continue
