@@ -1,4 +1,4 @@
-"""What starts a night without beat, as docs/operations.md has it, and its exit codes."""
+"""What starts a night without beat, and exit codes: docs/operations.md, "Nights without beat"."""
 
 from __future__ import annotations
 
@@ -20,13 +20,9 @@ from api.settings import ApiSettings
 from tuner.store.api_key import Scope
 from workers.settings import Settings
 
-PAGE = (ROOT / "docs" / "operations.md").read_text()
+DOCKER = ROOT / "docker"
 TUNER = Path(sys.executable).parent / "tuner"
 SERVER = "https://tuner.example"
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
@@ -56,8 +52,8 @@ def night(command: str, url: str, key_file: Path) -> subprocess.CompletedProcess
 
 
 def cron_command() -> str:
-    (table,) = blocks("crontab")
-    *variables, line = table.splitlines()
+    text = (DOCKER / "night" / "tuner-night.cron").read_text()
+    *variables, line = (one for one in text.splitlines() if not one.startswith("#"))
     assert [one.partition("=")[0] for one in variables] == ["TUNER_SERVER", "TUNER_API_KEY_FILE"]
     *when, user, command = line.split(None, 6)
     assert (when, user) == (["5", "1-6", "*", "*", "*"], "tuner")
@@ -94,23 +90,25 @@ def test_a_store_that_is_away_is_told_too(tmp_path):
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd-analyze")
 def test_the_units_are_good(tmp_path):
-    names = ("tuner-night.service", "tuner-night.timer")
-    for name, text in zip(names, blocks("ini"), strict=True):
-        text = text.replace("/opt/tuner/venv/bin/tuner", str(TUNER))
+    names = sorted(path.name for path in (DOCKER / "systemd").iterdir())
+    for name in names:
+        text = (DOCKER / "systemd" / name).read_text()
+        text = text.replace("/opt/tuner/venv/bin/", f"{TUNER.parent}/")
         (tmp_path / name).write_text(text.replace("User=tuner", f"User={getpass.getuser()}"))
     paths = [tmp_path / name for name in names]
     done = subprocess.run(
         ["systemd-analyze", "verify", *paths], capture_output=True, text=True, check=False
     )
-    mine = [line for line in done.stderr.splitlines() if "tuner-night" in line]
+    mine = [line for line in done.stderr.splitlines() if "tuner-" in line]
     assert (done.returncode, mine) == (0, []), done.stderr
-    calendar = re.search(r"OnCalendar=(.*)", (tmp_path / names[1]).read_text())
+    calendar = re.search(r"OnCalendar=(.*)", (tmp_path / "tuner-night.timer").read_text())
     assert calendar
     subprocess.run(["systemd-analyze", "calendar", calendar[1]], check=True, capture_output=True)
 
 
 def test_the_cron_job_is_good():
-    (job,) = [one for text in blocks("yaml") if (one := yaml.safe_load(text))["kind"] == "CronJob"]
+    job = yaml.safe_load((DOCKER / "night" / "cronjob.yaml").read_text())
+    assert job["kind"] == "CronJob"
     spec = job["spec"]["jobTemplate"]["spec"]
     pod = spec["template"]["spec"]
     (rule,) = spec["podFailurePolicy"]["rules"]
