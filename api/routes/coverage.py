@@ -201,7 +201,7 @@ def get_night(day: date | Literal["last"], caller: Reader, api: ApiDep) -> dict[
     return {**asdict(night), **seen_now(night.summary, api.store)}
 
 
-@router.get("/nights/{day}/diff", response_model=NightDiffOut, responses=responses())
+@router.get("/nights/{day}/diff", response_model=NightDiffOut, responses=responses(404))
 def compare_nights(
     day: date,
     since: Annotated[date, Query(description="The earlier night.")],
