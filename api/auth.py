@@ -133,7 +133,7 @@ def caller_of(key: ApiKey | None) -> Caller:
     if key is None:
         raise _unauthorized("this key is not known, or was revoked")
     if key.state(utc_now()) is not KeyState.VALID:
-        raise _unauthorized(f"this key expired on {key.expires_at:%Y-%m-%d}: ask for a new one")
+        raise _unauthorized(f"this key expired on {key.expires_at:%Y-%m-%d}: ask for a new key")
     return Caller(key.name, key.scope, key.urgent)
 
 

@@ -44,7 +44,7 @@ from tuner.errors import (
 )
 
 _MOST = 20  # mistakes that are named
-# What pages say of a value, by Pydantic's type of the error.
+# The words of pages about a value, by Pydantic's type of the error.
 _ON_PAGES = {
     "missing": "fill this in",
     "string_too_short": "fill this in",
@@ -179,7 +179,7 @@ _STATUSES: dict[type[BaseException], int] = {
     WorkFailed: 409,
     TunerError: 500,
 }
-# What a client is told. The errors' own messages name the store's URL or path, which are for the
+# The words for clients. The errors' own messages name the store's URL or path, which are for the
 # server's log alone; those of WrongSchema do not.
 _STORE_WORDS: dict[type[BaseException], str] = {
     StoreUnreachable: "the store does not answer: try again",

@@ -62,7 +62,7 @@ EVENT = {
     '"data": {"run_id": 1}}',
 }
 
-# What an error with that status may say: its type, which is a urn or about:blank, and its detail.
+# An example of an error with that status: its type, a URN or about:blank, and its detail.
 PROBLEMS: dict[int, tuple[str, str]] = {
     400: ("about:blank", "the body is not JSON: Expecting value: line 1 column 1 (char 0)"),
     401: ("about:blank", "send a key: Authorization: Bearer KEY"),

@@ -33,7 +33,7 @@ from tuner.shell import export_line, unset_line
 from tuner.store.results import ResultStore
 
 KEPT_BYTES = 8 << 20  # of packed archives; sglang's have 0.3 MB each
-_BESIDES = 1 << 12  # bytes of whatever is kept with an archive, or in place of it
+_BESIDES = 1 << 12  # bytes that are kept with an archive, or in place of it
 _TAG = re.compile(r'(?:W/)?("[^"]*")')
 
 
@@ -45,7 +45,7 @@ class ExportRequest:
     engine: str  # as `find_engine` takes it
     problem: Problem | None
     allow_predicted: bool
-    server_args: str = ""  # what the servers are started with
+    server_args: str = ""  # the flags and variables that the servers are started with
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Archive:
     size: int  # bytes of the tar
     etag: str
     left_out: int  # problems
-    flags: str = ""  # to start servers with, besides what they are started with already
+    flags: str = ""  # to start servers with, besides `server_args`
     use: Sequence[str] = ()  # how servers are pointed at the folder: a line of a shell, or a note
 
     @property

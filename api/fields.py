@@ -148,7 +148,7 @@ _MEASURE = r"^[A-Za-z0-9:._/-]+$"
 # No NUL, which PostgreSQL cannot hold, no line breaks, and nothing that steers a terminal or turns
 # the direction of the text around it: names are printed in lists.
 PLAIN = r"^[^\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]*$"
-# What a text that does not match has to be, for people.
+# The mistake of a text that does not match, for people.
 IN_WORDS = {
     PLAIN: "should be one line, without control characters",
     NAME_OF_KEY: "should be letters, digits, - and _, without spaces",

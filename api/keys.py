@@ -281,7 +281,9 @@ def _key_policy(keys: KeyStore, environ: Mapping[str, str]) -> KeyPolicy:
     except BadInput as error:
         return KeyPolicy(f"Every request needs a key. The command line has none: {error}.")
     if mine is None:
-        return KeyPolicy(f"Every request needs a key. The command line has none: {ADD} makes it.")
+        return KeyPolicy(
+            f"Every request needs a key. The command line has none: {ADD} makes a key."
+        )
     where = KEY_VARIABLE if environ.get(KEY_VARIABLE) else key_path(environ)
     key = keys.find(mine)
     if key is None or key.state(utc_now()) is not KeyState.VALID:

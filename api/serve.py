@@ -181,7 +181,7 @@ class ClientConnection(H11Protocol):
         super().__init__(*arguments, **named)
         self.conn = Parser()
         self.app = partial(self._answer, self.app)
-        self._drops = False  # what arrives, because the connection ends
+        self._drops = False  # incoming bytes, because the connection ends
         self._clients, self._health, self._waiting = clients, health, waiting
         self._place: ConnectionPlaces | None = None
         self._refusal = ""  # above the bounds, why no request is answered but for the health

@@ -32,7 +32,7 @@ JSON_DEPTH = 64  # a config.json has 6
 DIGITS = 400  # of one number: Python takes quadratic time to read more, then refuses
 
 # Requests.
-HEAD_BYTES = 1 << 15  # a request's line and headers, or what only looks like the rest of a body
+HEAD_BYTES = 1 << 15  # a request's line and headers, or bytes that look like the rest of a body
 HEADERS = 100  # of a request; a browser behind two proxies sends 40
 COOKIE_BYTES = 1 << 12  # of a request's cookies: the session's has 150
 QUERY_BYTES = 1 << 14  # after the "?"

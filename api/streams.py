@@ -56,7 +56,7 @@ class Streams:
         """
         self._counts, self._events, self._valid = counts, events, valid
         self._secrets: Counter[str] = Counter()  # of the open streams
-        self._ended: set[str] = set()  # of these, what is valid no more
+        self._ended: set[str] = set()  # those of the secrets that are valid no more
         self._valid_until = 0.0
         self._most, self._most_per_key = most, most_per_key
         self._by_key: Counter[str] = Counter()
@@ -145,7 +145,7 @@ class Streams:
         if time.monotonic() < self._valid_until:
             return
         self._valid_until = time.monotonic() + FRESH_S
-        asked = set(self._secrets) - {""}  # before the answer: later ones were valid after it
+        asked = set(self._secrets) - {""}  # before the answer: later secrets were valid after it
         self._ended |= asked - await to_thread.run_sync(self._valid, limiter=self._thread)
         self._ended &= set(self._secrets)
         if self._ended:
@@ -218,7 +218,7 @@ class FollowedJob:
             return [event for event in self._page if event.seq > seen]
 
 
-_EVENTS = 200  # the newest ones say the pace
+_EVENTS = 200  # the newest events say the pace
 _UNKNOWN = ("to_try", "left_s", "tried_a_minute", "timed_a_minute")  # before a run begins
 _LEAST = timedelta(seconds=2)  # before that, a pace says nothing
 

@@ -5,6 +5,7 @@ python benchmarks/commands_page.py
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -61,6 +62,7 @@ def _fenced(text: str) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     OUT.write_text(page(), encoding="utf-8")
     print(OUT)
 

@@ -8,6 +8,7 @@ job is the same, posted to `tuner serve` on SQLite, with the processes that its 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -47,6 +48,7 @@ sys.setprofile(enter)
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     for name, folders in RINGS.items():
         print(f"{name}: {lines(folders):,} lines")
     for name, action in (("tuner tune", tune), ("one job over HTTP", post_job)):

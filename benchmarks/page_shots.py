@@ -6,6 +6,7 @@ the pictures.
 
 from __future__ import annotations
 
+import argparse
 import base64
 import shutil
 import tempfile
@@ -27,6 +28,7 @@ QUALITY = 64
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         url = f"sqlite:///{folder}/tuner.db"
         predict(url)

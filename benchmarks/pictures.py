@@ -5,6 +5,7 @@ python benchmarks/pictures.py                 # writes docs/pictures/
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ OUT = ROOT / "docs" / "pictures"
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     for name, data in pictures().items():
         (OUT / name).write_bytes(data)

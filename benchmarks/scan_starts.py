@@ -12,6 +12,7 @@ PROMPTS: sequences x tokens, e.g. 1x8192,8x2048; without them, six sizes.
 # ruff: noqa: ANN401
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import json
@@ -230,13 +231,18 @@ def measure(engine: str, combined: object, problem: ScanProblem, point: Point) -
 
 
 def main() -> None:
-    spec, mode, *named = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("engine", help="sglang==VERSION or vllm==VERSION")
+    parser.add_argument("mode", choices=("own", "tuned"))
+    parser.add_argument("problem", nargs="?", default=NANO)
+    parser.add_argument("prompts", nargs="?", help="sequences x tokens, e.g. 1x8192,8x2048")
+    options = parser.parse_args()
+    spec, mode, text = options.engine, options.mode, options.problem
     engine, version = spec.split("==")
-    text = named[0] if named else NANO
     problem = scan_named(text.partition(":")[0]).parse(text)
-    sizes = (
-        [tuple(map(int, one.split("x"))) for one in named[1].split(",")] if named[1:] else POINTS
-    )
+    sizes = POINTS
+    if options.prompts:
+        sizes = [tuple(map(int, one.split("x"))) for one in options.prompts.split(",")]
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.zeros(1, device="cuda")
     launched, kernels = record_launches(), stand_in(engine, version, problem.family)

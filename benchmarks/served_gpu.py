@@ -1,6 +1,6 @@
 """What the advice gains over sglang's own choices, on a machine with one GPU and sglang 0.5.16.
 
-    python benchmarks/served_gpu.py OUT [--device H100] [--cases qwen3-30b-a3b,qwen3-32b-fp8]
+    python -m benchmarks.served_gpu OUT [--device H100] [--cases qwen3-30b-a3b,qwen3-32b-fp8]
                                         [--rounds 7] [--loads 1x1024+128,...]
                                         [--tune "CONFIG --effort quick"]... [--database URL]
                                         [--shelf] [--args "..."] [--dry-run]

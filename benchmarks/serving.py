@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -33,7 +34,16 @@ def serving(url: str, *, keyed: bool = False, bounded: bool = False) -> Iterator
     tuner = str(Path(sys.executable).with_name("tuner"))
     command = [tuner, "serve", "--port", "0", "--no-worker"]
     command += [] if keyed else ["--no-auth"]
-    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as server:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(
+            command,
+            # The user's own key is for another store, and stays.
+            env={**environ, "TUNER_API_KEY_FILE": str(Path(folder, "api-key"))},
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as server,
+    ):
         assert server.stderr
         for line in server.stderr:
             if "Uvicorn running on" in line:

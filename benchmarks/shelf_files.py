@@ -10,6 +10,7 @@ of each problem whose it is, what the files gain, and where they were measured.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,6 +37,7 @@ INDEX = "index.jsonl"
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     raw = [result for path in sorted(RAW.rglob("*.jsonl.gz")) for result in read_results(path)]
     shutil.rmtree(SHIPPED, ignore_errors=True)
     paths = write_results(SHIPPED, newest(raw))

@@ -34,7 +34,7 @@ from tuner.tuning.gains import WITHOUT_US
 
 router = APIRouter(prefix="/exports", include_in_schema=False)
 
-_LEFT_OUT = "provenance/left_out,"  # the beginning of the name of the list of what it lacks
+_LEFT_OUT = "provenance/left_out,"  # the beginning of the name of the list of problems it lacks
 
 
 @router.get("")

@@ -53,7 +53,7 @@ from workers.watches import is_preset
 
 router = APIRouter(prefix="/jobs", include_in_schema=False)
 
-MOST_EVENTS = 1000  # of a job's page; further ones arrive as they happen
+MOST_EVENTS = 1000  # of a job's page; further events arrive as they happen
 MOST_FAILURES = 3  # reasons that a page names
 _SOME_TRIALS = Page(limit=200)  # that it looks at for them
 _TICK = "tick "  # before a problem, the name of its box
@@ -61,7 +61,7 @@ _NUMBERS = ("tp", "ep", "seed")
 _WHOLE = re.compile(r"[0-9]{1,15}")
 
 
-# What becomes of the chosen jobs when they are cancelled.
+# The outcomes of cancelling the chosen jobs.
 _ENDED, _STOPPING, _OTHERS, _OVER, _GONE = _OUTCOMES = (
     *("cancelled", "stopped soon by its worker", "still wanted by other clients"),
     *("already over", "deleted or not yours"),

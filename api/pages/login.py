@@ -97,7 +97,7 @@ def _address(request: Request) -> str:
     return request.client.host if request.client else "?"
 
 
-audit = logging.getLogger("tuner.api.audit")  # what cannot be taken back, and who did it
+audit = logging.getLogger("tuner.api.audit")  # changes that cannot be undone, and their clients
 
 
 @router.get("/sessions")

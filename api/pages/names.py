@@ -96,7 +96,7 @@ def model_words(model: str, problem: str) -> str:
     return next((name for name in found if name.startswith(f"{model} TP ")), model)
 
 
-_REQUEST = ("problem", "device", "engine", "measure", "effort", "seed")  # what pages show of one
+_REQUEST = ("problem", "device", "engine", "measure", "effort", "seed")  # fields on pages
 
 
 def readable(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -286,7 +286,7 @@ def _environment() -> Environment:
 _TEMPLATES: Any = _environment()
 
 
-# What a page of an error is called; HTTP's own words are for programmers.
+# Titles of error pages; HTTP's own words are for programmers.
 _TITLES = {
     400: "That could not be read",
     401: "Log in first",

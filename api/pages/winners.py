@@ -89,7 +89,7 @@ class WinnerRow:
 
     number: int  # among the winners of its environment
     winner: Mapping[str, Any]
-    whole: bool = False  # what the gain is over runs all parts of the size as one kernel
+    whole: bool = False  # the incumbent of the gain runs all parts of the size as one kernel
 
     @property
     def part(self) -> str:

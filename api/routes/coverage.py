@@ -165,7 +165,7 @@ def _no_watch(watch_id: int) -> HTTPException:
 @router.post(
     "/nights",
     response_model=SummaryOut,
-    response_model_exclude_unset=True,  # what was skipped or only planned lacks the rest
+    response_model_exclude_unset=True,  # a skipped or planned round lacks the other fields
     responses=responses(415),
 )
 def run_night(caller: Admin, api: ApiDep, body: NightIn = NightIn()) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def get_night(day: date | Literal["last"], caller: Reader, api: ApiDep) -> dict[
     return {**asdict(night), **seen_now(night.summary, api.store)}
 
 
-@router.get("/nights/{day}/diff", response_model=NightDiffOut, responses=responses())
+@router.get("/nights/{day}/diff", response_model=NightDiffOut, responses=responses(404))
 def compare_nights(
     day: date,
     since: Annotated[date, Query(description="The earlier night.")],

@@ -37,7 +37,7 @@ from tuner.jobs.job import JobEvent, JobRequest, Priority, Submitted
 from tuner.store.keys import Scope
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=JsonRoute)
-audit = logging.getLogger("tuner.api.audit")  # what cannot be taken back, and who did it
+audit = logging.getLogger("tuner.api.audit")  # changes that cannot be undone, and their clients
 
 RETRY_S = 5  # a client should ask for the job again after so long
 IdempotencyKey = Annotated[

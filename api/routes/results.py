@@ -43,7 +43,7 @@ from tuner.store.results import parse_trial_cursor, trial_cursor
 from workers.coverage import WatchState, newest_environments, why_stale
 
 log = logging.getLogger("tuner.api")
-audit = logging.getLogger("tuner.api.audit")  # what cannot be taken back, and who did it
+audit = logging.getLogger("tuner.api.audit")  # changes that cannot be undone, and their clients
 
 router = APIRouter(prefix="/v1", tags=["results"], route_class=JsonRoute)
 

@@ -2,7 +2,7 @@
 #   mkdir FOLDER && tar -xf OUT.tar.xz -C FOLDER       # of pack.py --served
 #   . benchmarks/offline/served_env.sh FOLDER          # in a checkout
 #   python benchmarks/sglang_stand_ins/build_kernels.py
-#   python benchmarks/served_gpu.py OUT --args "$SERVER_ARGS"
+#   python -m benchmarks.served_gpu OUT --args "$SERVER_ARGS"
 #
 # The registry imports the models of benchmarks/served_models alone, because others import packages
 # that OUT.tar.xz does not have.

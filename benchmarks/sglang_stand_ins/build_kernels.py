@@ -1,6 +1,6 @@
 """Builds the CUDA kernels that sglang compiles at its first use of each, several at once.
 
-    python build_kernels.py [PROCESSES]
+    python benchmarks/sglang_stand_ins/build_kernels.py [PROCESSES]
 
 sglang 0.5.16 has nvcc compile them one after the other while a server starts. These are the kernels
 of the models in benchmarks/served_models on an H100. The results lie in $TVM_FFI_CACHE_DIR, where
@@ -9,8 +9,8 @@ sglang finds them. A kernel that is there already costs nothing.
 
 from __future__ import annotations
 
+import argparse
 import importlib
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -70,7 +70,9 @@ def build(number: int) -> str:
 
 
 def main() -> None:
-    processes = int(sys.argv[1]) if len(sys.argv) > 1 else 14
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("processes", type=int, nargs="?", default=14)
+    processes = parser.parse_args().processes
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         for line in pool.map(build, range(len(KERNELS))):
             print(line, flush=True)

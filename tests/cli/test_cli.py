@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from bundle_cases import EXAMPLES
 from cases import FP8_RECORDING, SWEEP, config
 from commands import run
 
@@ -46,6 +47,17 @@ def test_tune_and_export_end_with_the_next_command(env, tmp_path):
     log.write_text("nothing of a file\n")
     proof = run(*shlex.split(line), str(log), env=env)
     assert str(tmp_path / "out") in line and proof.returncode in (0, 1), proof.stderr
+
+
+@pytest.mark.usefixtures("few_kernels")
+def test_to_tune_for_a_cluster_ends_with_its_bundle(env, tmp_path):
+    cluster = ("--cluster", str(EXAMPLES / "cluster-l40s-4x8.toml"), "--device", "L40S")
+    quick = ("--family", "fused_moe", "--batch-sizes", "1", "--effort", "quick")
+    done = tuner(env, "tune", *cluster, *quick, "--measure", "predict")
+    (line,) = re.findall("^next: tuner (.*)$", done.stderr, re.M)
+    archive = tmp_path / "bundle.tar.gz"
+    tuner(env, *shlex.split(line), "--out", str(archive))
+    assert line.startswith("bundle --cluster ") and archive.is_file()
 
 
 @pytest.mark.usefixtures("few_kernels")

@@ -199,3 +199,18 @@ def test_a_model_by_name_needs_no_reader_of_messages():
         "sys.exit('tuner.diagnose' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("submit", "`tuner jobs submit`"),
+        ("watches", "`tuner nightly watches`"),
+        ("models", "`tuner list models`"),
+        ("show", "`tuner jobs show` or `tuner results show`"),
+    ],
+)
+def test_a_command_of_a_group_is_found_without_its_group(word, meant):
+    done = CliRunner().invoke(app, [word])
+    assert done.exit_code == 2
+    assert f"Did you mean {meant}?" in " ".join(done.output.split())

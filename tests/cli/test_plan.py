@@ -163,6 +163,15 @@ def test_stored_times_are_the_known_gain(env):
     assert "x measured" in " ".join(said.split())
 
 
+@pytest.mark.parametrize("words", [(*R1, "--device=H200"), ("qwen3-30b-a3b", "--device=L40S")])
+def test_the_head_of_a_plan_is_one_line_of_80_columns(env, words):
+    lines = run("plan", *words, env={**env, "COLUMNS": "80"}, code=0).stdout.splitlines()
+    head, rule = lines[2:4]
+    assert head.split() == ["problem", "runs", "reads", "file", "gain", "GPU"]
+    assert set(rule) == {"-", " "} and len(rule) <= 80
+    assert any(line.endswith("27 s") for line in lines[4:])
+
+
 def test_where_no_server_reads_a_file_nothing_is_tuned(env):
     """A dense model in 16 bits has attention alone, and FlashAttention 3 runs that on Hopper."""
     words = ("qwen3-32b", "--tp", "4", "--device", "H100")
@@ -172,6 +181,8 @@ def test_where_no_server_reads_a_file_nothing_is_tuned(env):
     tuned = run("tune", *words, "--all", "--measure", "predict", "--json", env=env)
     assert (tuned.returncode, json.loads(tuned.stdout)) == (0, {"reports": []})
     assert first in tuned.stderr.splitlines()
+    tuned = run("tune", *words, "--all", "--measure", "predict", env=env, code=0)
+    assert tuned.stdout == "" and "next:" not in tuned.stderr
 
 
 def test_a_broken_config_is_no_reason_to_leave_everything_as_it_is(env, tmp_path):

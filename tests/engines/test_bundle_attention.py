@@ -50,6 +50,8 @@ IMPORT = ["-c", f"import {PLUGIN}"]
 # What a rank of DeepSeek-R1 at TP 32 runs on an L40S; tuned for the 8 of the flag's default.
 RANKS = parse_attention("extend_attention:q_heads=4,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16")
 
+BOTH = (EXTEND, RANKS)
+
 
 @cache
 def winners(
@@ -255,6 +257,13 @@ def test_another_backend_gets_no_attention_files(flags: tuple[str, ...], title: 
     alone = [winner for winner in winners(L40S) if winner.problem == RANKS]
     with pytest.raises(ExportRefused, match=f"^leave it: {RANKS.spec()}: {why}$"):
         build(L40S, with_flags(L40S, *flags), alone, named=[RANKS], wanted=[RANKS])
+
+
+def test_problems_that_are_left_alone_for_one_reason_have_one_note() -> None:
+    found = bundle(L40S, with_flags(L40S, "--attention-backend", "fa3"), winners(L40S, BOTH))
+    said = [note for note in found.notes if note.startswith("leave it")]
+    why = "servers run FlashAttention 3, which was not measured beside Triton"
+    assert said == [f"leave it: {' '.join(sorted(one.spec() for one in BOTH))}: {why}"]
 
 
 def test_a_cluster_is_bundled_although_nothing_was_found_faster(tmp_path: Path) -> None:

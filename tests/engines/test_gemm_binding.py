@@ -366,7 +366,7 @@ def test_a_name_that_no_loader_looks_for_is_refused(newest, name):
 
 def test_a_copy_without_the_kernels_is_refused_by_name(tmp_path):
     engine = gemm_engine(SGLang("0.5.99", tmp_path))
-    with pytest.raises(UnsupportedKernel, match=r"0\.5\.99 does not keep get_w8a8_block_fp8"):
+    with pytest.raises(UnsupportedKernel, match=r"0\.5\.99 has no get_w8a8_block_fp8_configs in"):
         engine.lift().default_config(FP8, 1, SM89)
 
 

@@ -79,7 +79,7 @@ class TestKeys:
         ends = datetime(2026, 1, 31, tzinfo=timezone.utc)
         key = keys.add("ci", Scope.ADMIN, expires_at=ends)
         said = server.call("GET", "/v1/jobs", key=key).problem(401)
-        assert said == "this key expired on 2026-01-31: ask for a new one"
+        assert said == "this key expired on 2026-01-31: ask for a new key"
 
     def test_a_key_that_expires_is_not_remembered_beyond(self, server, keys):
         key = keys.add("ci", Scope.READ, expires_at=utc_now() + timedelta(seconds=1))

@@ -343,6 +343,31 @@ def test_a_backend_that_ends_the_child_costs_the_run_nothing_else(bench, lane):
     assert [c.config for c, m in raced.items() if m.timed] == [config(6)]
 
 
+def test_a_backend_that_ends_the_child_at_two_points_is_tried_at_no_other(bench, lane):
+    points = [replace(POINT, batch_size=size) for size in (1, 2, 4, 8, 16)]
+    libraries = [Candidate(point, Config({}), "fa3") for point in points]
+    tuned = [Candidate(point, config(5)) for point in points]
+    done = trials_of(bench, [*libraries, *tuned])
+    assert lane.replaced == 4
+    assert [done[one].status for one in libraries] == [Status.CRASHED] * 5
+    died = ["crashed twice: the process ended (exit code 7)"] * 2
+    untried = [f"not tried: FlashAttention 3 at 2 other points {died[0]}"] * 3
+    assert [done[one].detail for one in libraries] == died + untried
+    assert [done[one].median_us for one in tuned] == [5] * 5
+    later = Candidate(replace(POINT, batch_size=32), Config({}), "fa3")
+    assert trials_of(bench, [later])[later].detail == untried[0]
+    assert lane.replaced == 4
+    lane.set_up({"answer": {}})  # another problem may have the kernels
+    assert trials_of(bench, [later])[later].detail == died[0]
+
+
+def test_configurations_of_triton_that_end_the_child_are_all_tried(lane):
+    points = [replace(POINT, batch_size=size) for size in (1, 2, 4)]
+    done = run(lane, [ticket(5, fake.DIE, point=point) for point in points])
+    assert {one.detail for one in done} == {"crashed twice: the process ended (exit code 7)"}
+    assert lane.replaced == 6
+
+
 def test_a_library_may_take_longer_than_a_candidate():
     limits, library = ChildLimits(), Candidate(POINT, Config({}), "flashinfer")
     assert limits.of(library) > limits.of(Candidate(POINT, config(5)))

@@ -319,7 +319,7 @@ def test_a_server_says_when_the_command_line_has_no_valid_key(env, monkeypatch):
         words = check_keys(settings, "127.0.0.1", env).words
         return words.removeprefix("Every request needs a key")
 
-    add = "`tuner admin keys create NAME --scope admin` makes one."
+    add = "`tuner admin keys create NAME --scope admin` makes a key."
     assert door() == f". The command line has none: {add}"
     file = key_file(env)
     file.parent.mkdir(parents=True)
@@ -327,7 +327,7 @@ def test_a_server_says_when_the_command_line_has_no_valid_key(env, monkeypatch):
     file.chmod(0o644)
     assert f"run `chmod 600 {file}`" in door()
     file.chmod(0o600)
-    assert door() == f". The one in {file} is not valid: {add}"
+    assert door() == f". The key in {file} is not valid: {add}"
     tuner(env, "admin", "keys", "revoke", "team")
     assert door() == f", and none is valid: {add}"
 
@@ -456,7 +456,7 @@ def test_a_key_is_ensured_from_a_file(env, tmp_path):
     assert said("a" * 40) == (0, "the key of admin is stored")
     assert said("a" * 40) == (0, "the key of admin is stored already")
     code, text = said("b" * 40)
-    assert code == 0 and "the one before is refused from now on" in text
+    assert code == 0 and "the old key is refused from now on" in text
     tuner(env, "admin", "keys", "revoke", "admin", "--force")
     code, text = said("b" * 40)
     assert code == 2 and "make a new key" in text and "rotate admin_key" in text

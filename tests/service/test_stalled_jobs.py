@@ -109,14 +109,15 @@ def test_the_list_says_why_a_job_waits(server, url, visitor):
 def test_chosen_jobs_are_cancelled_and_tried_again_together(server, visitor):
     ids = [server.submit(seed=seed)["id"] for seed in range(3)]
 
-    def change(what: str) -> list[str]:
+    def change(what: str, came: str) -> list[str]:
         answer = visitor.post("/jobs/chosen?state=queued", {"do": what, "job": ",".join(ids[:2])})
-        assert (answer.status, answer.headers["location"]) == (303, "../jobs?state=queued")
+        assert (answer.status, answer.headers["location"]) == (303, f"../jobs?state=queued{came}")
         return [server.call("GET", f"/v1/jobs/{one}").json["state"] for one in ids]
 
-    assert change("cancel") == ["cancelled", "cancelled", "queued"]
-    assert change("cancel") == ["cancelled", "cancelled", "queued"]
-    assert change("retry") == ["queued"] * 3
+    ended, already_over = "&came=2%2C0%2C0%2C0%2C0", "&came=0%2C0%2C0%2C2%2C0"
+    assert change("cancel", ended) == ["cancelled", "cancelled", "queued"]
+    assert change("cancel", already_over) == ["cancelled", "cancelled", "queued"]
+    assert change("retry", "") == ["queued"] * 3
 
 
 def test_a_chosen_job_that_is_gone_holds_up_no_other(server, visitor):

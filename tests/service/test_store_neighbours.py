@@ -243,7 +243,7 @@ class TestOneServer:
             assert (run.returncode, run.stdout) == (2, "")
             assert run.stderr == (
                 f"tuner: error: the store {file} is served by process {first.pid} on {url}: use "
-                "that one, or stop it, or name another store in TUNER_DATABASE_URL\n"
+                "that server, or stop it, or name another store in TUNER_DATABASE_URL\n"
             )
             assert locks(file, first.pid)
             tuner({**env, "TUNER_SERVER": url}, "jobs", "submit", *JOB)

@@ -105,7 +105,7 @@ def test_results_of_an_older_schema_are_kept_and_their_servers_are_not_known(emp
         ("9999", "the store was upgraded to schema 9999 and this program knows {}: upgrade and "
          "restart it"),
         ("0013", "the store has schema 0013 of an early development version, and this program "
-         "needs {}: export with that version what is worth keeping, and name a new store"),
+         "needs {}: export with that version the results worth keeping, and name a new store"),
     ],
 )  # fmt: skip
 @both_databases

@@ -28,7 +28,7 @@ def test_attention_is_tuned_at_the_lengths_of_the_loads(bench, tmp_path):
 def test_what_tunes_attention_gets_the_workload(bench, tmp_path):
     words = ["m --effort quick", "m --family attention"]
     given = {"tune": words, "device": "H100", "loads": "1x8+8", "rounds": 1}
-    args = SimpleNamespace(**given, args="", database=None)
+    args = SimpleNamespace(**given, args="", database=None, shelf=False)
     moe, attention, *_ = bench.commands("qwen3-30b-a3b", tmp_path, args)
     assert "--workload" not in moe
     assert attention[-2:] == ["--workload", str(tmp_path / "workload.toml")]

@@ -51,8 +51,8 @@ def bundle(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Log or launch command of the servers as they run now: it tells what --device "
-            "and the cluster file leave out; default: none.",
+            help="Log or launch command of the servers as they run now: it completes --device "
+            "and the cluster file; default: none.",
         ),
     ] = None,
     allow_predicted: Annotated[

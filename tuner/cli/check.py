@@ -152,7 +152,7 @@ def _check_problems(
     if not hasattr(module, "check_problems"):
         what = f"{resolved.family.title} cannot be checked by a model"
         raise BadInput(f"{what}: give its config files, if {engine.name} has some")
-    with waiting(f"compiling what {engine.name} would launch"):
+    with waiting(f"compiling {engine.name}'s own configurations"):
         return [module.check_problems(resolved.problems, card, engine)]
 
 

@@ -103,7 +103,7 @@ def spelled_by(paths: Sequence[Path]) -> str:
 
 
 def _unclaimed(path: Path, engine: Engine, known: Sequence[Family]) -> str:
-    """Say why a file of no family is refused, and what to do."""
+    """Say why a file of no family is refused, and name the next step."""
     spelled = spelled_by([path])
     if spelled and spelled != engine.name:
         return f"{path.name!r} is spelled as {spelled} spells names: --engine {spelled}"

@@ -181,6 +181,8 @@ class Commands(TyperGroup):
             if args == ["--help"]:
                 typer.echo(ctx.get_help())
                 raise typer.Exit
+        if args and args[0] not in self.commands and (inner := _inside_groups(args[0])):
+            ctx.fail(f"No such command '{args[0]}'. Did you mean {' or '.join(inner)}?")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx, formatter) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
@@ -189,6 +191,11 @@ class Commands(TyperGroup):
             known = {name: text for name, text in commands.items() if name in self.commands}
             with formatter.section(section):
                 formatter.write_dl([(name.ljust(widest), text) for name, text in known.items()])
+
+
+def _inside_groups(word: str) -> list[str]:
+    """Return the commands of groups with this name, such as `tuner jobs submit`."""
+    return [f"`tuner {words}`" for words in EXAMPLES if words.endswith(f" {word}")]
 
 
 class Listing(TyperGroup):

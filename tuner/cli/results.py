@@ -225,7 +225,7 @@ def _believed(result: RunResult, workbench: Workbench) -> PreparedRun:
 def _taken(
     result: RunResult, prepared: PreparedRun, workbench: Workbench, store: ResultExchange
 ) -> str:
-    """Store a result, or the entries measured again on this machine. Return what was done."""
+    """Store a result, or the entries measured again on this machine. Return the outcome."""
     from tuner.problems.results import Status
     from tuner.render import gain_text
     from tuner.tuning.claims import measured_again

@@ -44,8 +44,16 @@ def waiting(what: str) -> Iterator[None]:
         line.close()
 
 
-def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> None:
-    """Run requests one after the other on the same processes, and print their reports."""
+def run_all(
+    requests: Sequence[Request],
+    record: Path | None,
+    as_json: bool,
+    cluster: Path | None = None,
+) -> None:
+    """Run requests one after the other on the same processes, and print their reports.
+
+    `cluster`: the file that asked for them, if they were not named.
+    """
     from tuner.measure.workbench import Workbench
     from tuner.tuning.gains import work_line
 
@@ -69,20 +77,23 @@ def run_all(requests: Sequence[Request], record: Path | None, as_json: bool) -> 
         say(f"{len(totals)} problems: {work_line(totals, predicted=predicted)}")
     if as_json:
         print_reports(reports, as_json)
-    else:
-        say(f"next: {_export_line(requests)}")
+    elif requests:
+        say(f"next: {_next_line(requests, cluster)}")
 
 
-def _export_line(requests: Sequence[Request]) -> str:
-    """Return the command that writes the files of tuned requests, on this machine."""
+def _next_line(requests: Sequence[Request], cluster: Path | None) -> str:
+    """Return the command that writes the files of tuned requests, or packs the cluster's files."""
     from tuner.problems.results import MeasureKind
 
     card, engine = requests[0].device, requests[0].engine
     words = ["--device", card.name, "--engine", f"{engine.name}=={engine.version}"]
+    predicted = any(one.source.kind is MeasureKind.PREDICT for one in requests)
+    words += ["--allow-predicted"] * predicted
+    if cluster is not None:
+        return command_line("tuner", "bundle", "--cluster", str(cluster), *words)
     problems = dict.fromkeys(one.problem.spec() for one in requests)
     words += [word for problem in problems for word in ("--problem", problem)]
-    predicted = any(one.source.kind is MeasureKind.PREDICT for one in requests)
-    return command_line("tuner", "export", *words, *["--allow-predicted"] * predicted)
+    return command_line("tuner", "export", *words)
 
 
 def opened(request: Request, workbench: Workbench) -> tuple[PreparedRun, TimeSource]:

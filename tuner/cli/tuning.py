@@ -113,7 +113,7 @@ def tune(
     ]
     if requests:
         _announce(requests, work)
-    run_all(requests, record, as_json)
+    run_all(requests, record, as_json, cluster)
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ def card_to_check(text: str) -> Device:
             return replace(card, name=f"sm_{arch}", aliases=())
     known = sorted({card.target.arch for card in devices() if isinstance(card.target.arch, int)})
     raise UnknownDevice(
-        f"no known card has compute capability {match[1]}.{match[2]}: the known ones are "
+        f"no known card has compute capability {match[1]}.{match[2]}: known are "
         f"{', '.join(f'sm_{one}' for one in known)}"
     )
 

@@ -153,7 +153,7 @@ class ModelPlan:
         """Return the summary, a table, and a line for each distinct answer of the engine's
         rules.
         """
-        headers = ("problem", "runs", "reads files", "file", "gain", "GPU s")
+        headers = ("problem", "runs", "reads", "file", "gain", "GPU")
         rows = [
             (
                 one.problem.spec(),
@@ -161,7 +161,7 @@ class ModelPlan:
                 one.reads.value,
                 one.file.value,
                 one.gain_words,
-                None if one.gpu_s is None else round(one.gpu_s),
+                None if one.gpu_s is None else f"{one.gpu_s:.0f} s",
             )
             for one in self.problems
         ]
@@ -180,7 +180,15 @@ class ModelPlan:
             for one in self.problems
             if one.tuned_on
         ]
-        lines = [self.summary(), "", table(headers, rows), "", *said, *older, *stale]
+        lines = [
+            self.summary(),
+            "",
+            table(headers, rows, right=("GPU",)),
+            "",
+            *said,
+            *older,
+            *stale,
+        ]
         return folded("\n".join(lines))
 
 

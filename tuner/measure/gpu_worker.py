@@ -11,7 +11,7 @@ from typing import Any
 from tuner.childprocess import ChildDied, ChildProcess
 from tuner.errors import BadInput, GpuInUse, MeasurerFailed, MeasurerUnavailable, NotEnoughMemory
 from tuner.measure.messages import point_fields, read_measurement
-from tuner.problems.points import TRITON, Candidate, Point
+from tuner.problems.points import TRITON, Candidate, Point, title_of
 from tuner.problems.results import Compiled, Measurement, Status, twice
 
 CHILD_MODULE = "tuner.measure.gpu_child"
@@ -29,6 +29,7 @@ class ChildLimits:
     library_s: float = 400.0  # for another backend's kernel, which it may have to compile first
     inputs_s: float = 120.0  # more, if the inputs and the reference of its point have to be made
     race_s: float = 180.0  # for a race, with the inputs of its point
+    backend_points: int = 2  # at which a backend may be lost; it is tried at no others then
     in_a_row: int = 100  # children lost without a result between them, before the run fails
 
     def of(self, candidate: Candidate) -> float:
@@ -48,7 +49,8 @@ class GpuWorker:
     """Measures candidates in order.
 
     A CUDA error or a limit ends the child. The child's candidate is then tried once more, in a new
-    child, before it counts as lost.
+    child, before it counts as lost. If a backend was lost so at two
+    points, it is not tried at further points: each could cost two children more.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class GpuWorker:
         self._sent: deque[PendingMeasurement] = deque()
         self._head_since = 0.0
         self._again: PendingMeasurement | None = None  # the candidate that has lost one child
+        self._untried: list[tuple[PendingMeasurement, Measurement]] = []  # not collected yet
         self._begin(setup or {})
         self.opened_at: float | None = None  # when a child first touched the GPU
         self._started = False  # whether the child has said so
@@ -93,13 +96,14 @@ class GpuWorker:
     def _begin(self, setup: Mapping[str, Any]) -> None:
         self._setup = dict(setup)
         self._made: Point | None = None  # the newest point whose inputs the child has
+        self._lost: dict[str, list[str]] = {}  # how each backend was lost, at a point each
         self._in_a_row = 0  # children lost since the last result
         self.replaced = 0  # children lost with this problem
         self.busy_s = 0.0  # of the GPU with this problem
 
     @property
     def idle(self) -> bool:
-        return not self._queue and not self._sent
+        return not self._queue and not self._sent and not self._untried
 
     def put(self, pending: PendingMeasurement) -> None:
         self._queue.append(pending)
@@ -113,7 +117,7 @@ class GpuWorker:
         done: list[tuple[PendingMeasurement, Measurement]] = []
         while self._sent:
             try:
-                answer = self._child.poll(0.0 if done else timeout_s)
+                answer = self._child.poll(0.0 if done or self._untried else timeout_s)
             except ChildDied as death:
                 done += self._lose(Status.CRASHED, str(death))
                 break
@@ -124,7 +128,8 @@ class GpuWorker:
                 break
             done += self._take(answer)
             self._feed()
-        return done
+        untried, self._untried = self._untried, []
+        return done + untried
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Send one request outside the queue.
@@ -155,7 +160,11 @@ class GpuWorker:
     def _feed(self) -> None:
         while self._queue and len(self._sent) < SENT_AHEAD:
             pending = self._queue.popleft()
-            point = pending.candidate.point
+            point, backend = pending.candidate.point, pending.candidate.backend
+            if len(lost := self._lost.get(backend, [])) >= self.limits.backend_points:
+                why = f"not tried: {title_of(backend)} at {len(lost)} other points {lost[-1]}"
+                self._untried.append((pending, Measurement(Status.CRASHED, detail=why)))
+                continue
             if not self._sent:
                 self._head_since = time.monotonic()
             self._sent.append(pending)
@@ -163,7 +172,7 @@ class GpuWorker:
                 "op": "measure",
                 **point_fields(point),
                 "config": dict(pending.candidate.config),
-                "backend": pending.candidate.backend,
+                "backend": backend,
             }
             try:
                 self._child.send(request)
@@ -195,10 +204,14 @@ class GpuWorker:
         pending, *behind = self._sent
         self._sent.clear()
         self._queue.extendleft(reversed(behind))
-        lost = [(pending, Measurement(status, detail=twice(status, words)))]
+        detail = twice(status, words)
+        lost = [(pending, Measurement(status, detail=detail))]
+        backend = pending.candidate.backend
         if pending is not self._again:
             self._again, lost = pending, []
             self._queue.appendleft(pending)
+        elif backend != TRITON:
+            self._lost.setdefault(backend, []).append(detail)
         self._replace(words)
         self._feed()
         return lost

@@ -39,7 +39,8 @@ class Status(str, Enum):
 
 
 # A process's mishap says nothing of a configuration: the next try may end otherwise. So a candidate
-# with such a status was tried in two processes, and no store keeps it.
+# with such a status was tried in two processes, or its backend was lost at other points; no store
+# keeps it.
 MISHAPS = frozenset({Status.COMPILE_TIMEOUT, Status.CRASHED, Status.TIMED_OUT})
 
 

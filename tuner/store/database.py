@@ -140,7 +140,7 @@ def _wrong(found: Sequence[str]) -> WrongSchema:
         )
     return WrongSchema(
         f"the store has schema {version} of an early development version, and this program needs "
-        f"{HEAD}: export with that version what is worth keeping, and name a new store"
+        f"{HEAD}: export with that version the results worth keeping, and name a new store"
     )
 
 

@@ -199,7 +199,7 @@ def prepare(request: Request) -> PreparedRun:
 
 
 def _origin_notes(request: Request, recording: RecordedTrials) -> list[str]:
-    """Say what a recording does not tell about its origin.
+    """Name the facts that a recording does not tell about its origin.
 
     Raises BadInput if the recording is of another card, engine or Triton.
     """

@@ -64,7 +64,7 @@ class RunStore(Protocol):
         """Return the run with that key: a new run, or a stopped run to resume."""
 
     def expect(self, run: Run, outlook: Outlook) -> None:
-        """Tell watchers of the run what it will try. Nothing depends on it."""
+        """Tell watchers of the run which configurations it will try. Nothing depends on it."""
 
     def trials(self, run: Run) -> Sequence[Trial]: ...
 

@@ -1,4 +1,4 @@
-"""Choose what is tried first: a search's seeds, a prediction's short list, and the baselines.
+"""Choose the first trials: a search's seeds, a prediction's short list, and the baselines.
 
 The files that an engine ships hold the winners of other problems. Each entry votes for its
 configuration, with a weight that falls with the distance between its problem and this problem. The

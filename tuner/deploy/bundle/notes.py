@@ -35,15 +35,21 @@ def advised_files(advice: Sequence[Advice], named: Collection[Problem]) -> list[
 
 
 def advice_notes(advice: Sequence[Advice]) -> list[str]:
-    """Return a note for each problem that is left alone. A bundle never sets a server's backend."""
-    return [
-        f"leave it: {one.problem.spec()}: {one.reason}"
-        if one.verdict is Verdict.LEAVE
-        else f"{one.problem.spec()}: with {options_text(one.flags)} in engine.flags the servers "
-        f"would read tuned files: {one.reason}. Add it and bundle again"
-        for one in advice
-        if one.verdict is not Verdict.FILES
-    ]
+    """Return a note for each reason to leave problems alone, with the problems that it holds for.
+
+    A bundle never sets a server's backend.
+    """
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for one in advice:
+        if one.verdict is Verdict.LEAVE:
+            note = ("leave it: ", one.reason)
+        elif one.verdict is Verdict.FLAGS:
+            reason = f"with {options_text(one.flags)} in engine.flags the servers would read tuned "
+            note = ("", f"{reason}files: {one.reason}. Add it and bundle again")
+        else:
+            continue
+        by_reason.setdefault(note, []).append(one.problem.spec())
+    return [f"{first}{' '.join(specs)}: {why}" for (first, why), specs in by_reason.items()]
 
 
 def usable_winners(winners: Sequence[Winner], engine: Engine) -> tuple[list[Winner], list[str]]:
