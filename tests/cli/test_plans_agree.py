@@ -48,7 +48,7 @@ def chosen(tuned, *words):
 
 
 @pytest.mark.parametrize("served", SERVED, ids=lambda served: " ".join(served[3:]))
-@pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_tune_all_and_submit_choose_the_same_problems_of_each_preset(tuned, served, each, subtests):
     some = 0
     for model in presets()[::each]:

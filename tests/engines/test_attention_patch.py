@@ -153,6 +153,7 @@ def test_the_check_offers_what_it_compiled():
         assert words in text
 
 
+@pytest.mark.slow  # it compiles all launches twice
 @pytest.mark.timeout(300)
 def test_a_patch_that_does_not_fit_is_not_offered(monkeypatch):
     rows = launches_table()

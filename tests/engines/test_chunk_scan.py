@@ -51,7 +51,8 @@ def kernels_of(engine: str) -> ScanKernels:
 # Kernels
 
 
-@pytest.mark.parametrize("engine", only([CONSTANTS], [CONSTANTS, CHOOSING]))
+@pytest.mark.slow  # it runs each configuration in the interpreter
+@pytest.mark.parametrize("engine", [CONSTANTS, CHOOSING])
 def test_each_configuration_is_right_for_prompts_that_continue(engine):
     """sglang runs other variants of the kernels for them, with the same configurations."""
     rows = interpreted("interpret_continued.py", engine)
