@@ -43,9 +43,9 @@ from workers.service import EmbeddedWorker
 from workers.telemetry import log_json
 
 HEAD_S = 20.0  # a request's head must have arrived so long after its connection began
-# Above the bounds so many requests for the health are answered at once, of one address so many:
-# nobody should take a full server for a dead one. So many more connections may wait for so long
-# until they ask: the oldest ends for a new one.
+# Requests for the health that are answered at once above the bounds, in all and of one address: a
+# full server should not look dead. Then the connections that may wait, and their seconds, until
+# they ask; the oldest ends for a new connection.
 HEALTH, HEALTH_OF_ONE, WAITING, HEALTH_S = 20, 2, 50, 2.0
 KEEP_ALIVE_S = 75.0  # longer than the 60 s of nginx: a proxy must not ask as its connection ends
 # The system keeps at most about twice so much of the answers that a client has not read yet. By

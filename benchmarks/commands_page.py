@@ -35,9 +35,7 @@ def page() -> str:
 
 
 def _names(command: object, before: Sequence[str] = ()) -> Iterator[list[str]]:
-    """Yield the words of each command, in the order of `tuner --help`, and behind those of a group
-    its commands.
-    """
+    """Yield the words of each command in the order of `tuner --help`, with those of groups."""
     known = getattr(command, "commands", {})
     names = known if before else [name for some in SECTIONS.values() for name in some]
     for name in names:

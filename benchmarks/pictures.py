@@ -61,7 +61,7 @@ def drawing(report: Mapping[str, Any]) -> Drawing:
 
 
 def shelf_drawing(card: str, engine: str) -> Drawing:
-    """Draw what the files of configs_out gain for the first models of its index."""
+    """Draw the gains of the files of configs_out for the first models of its index."""
     rows = map(json.loads, (ROOT / "configs_out" / "index.jsonl").read_text().splitlines())
     gains: dict[str, tuple[int, Row]] = {}  # by model: its most cards of one node
     for row in rows:

@@ -43,7 +43,7 @@ NEW = (1, 4)  # the prompts that begin with zeros, as new prompts in such a batc
 
 
 class Continued:
-    """Prompts that continue, in one batch, with what a right answer is."""
+    """Prompts that continue, in a batch, with the right answer."""
 
     def __init__(self, problem: ChunkScan, device: str) -> None:
         inputs = scan_of(problem).inputs

@@ -65,7 +65,7 @@ SPARE_CORES = len(os.sched_getaffinity(0)) // 2
 
 @dataclass(frozen=True)
 class Work:
-    """Hold what the processes of one call share."""
+    """Hold the values that the processes of a call share."""
 
     wanted: Sequence[Wanted]
     engine: str

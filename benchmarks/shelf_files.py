@@ -52,7 +52,7 @@ def main() -> None:
 def newest(results: Iterable[RunResult]) -> list[RunResult]:
     """Return the newest result of each problem with the same card, engine and kernels.
 
-    They are in the order of the first one of each.
+    They are in the order in which each problem first occurs.
     """
     found: dict[tuple[object, ...], RunResult] = {}
     for one in results:

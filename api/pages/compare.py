@@ -30,7 +30,7 @@ _Side = Annotated[str, Field(max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9 _-]
 
 
 class Sides(Strict):
-    """The results to compare: each is a device, or DEVICE:NUMBER of one of its environments."""
+    """Two results to compare: each is a device, or DEVICE:NUMBER for an environment of it."""
 
     problem: Name | None = None
     q: Name | None = None  # which problems to offer, as in the coverage

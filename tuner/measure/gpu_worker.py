@@ -49,8 +49,8 @@ class GpuWorker:
     """Measures candidates in order.
 
     A CUDA error or a limit ends the child. The child's candidate is then tried once more, in a new
-    child, before it counts as lost. If a backend was lost so at two
-    points, it is not tried at further points: each could cost two children more.
+    child, before it counts as lost. A backend that was lost at `backend_points` points is not tried
+    at further points: each could cost two children more.
     """
 
     def __init__(
