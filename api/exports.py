@@ -60,9 +60,8 @@ class Archive:
     flags: str = ""  # to start servers with, besides `server_args`
     use: Sequence[str] = ()  # how servers are pointed at the folder: a line of a shell, or a note
 
-    @property
-    def data(self) -> bytes:
-        """Return the tar, unpacked for each client: only the packed bytes are kept."""
+    def unpacked(self) -> bytes:
+        """Return the tar. It takes milliseconds: call this in a thread. Only `packed` is kept."""
         return zlib.decompress(self.packed)
 
 

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.auth import Reader
+from api.exports import Archive
 from api.fields import Strict
 from api.matrix import CoverageRow, devices_of
 from api.pages.browser import asked
@@ -69,7 +70,7 @@ async def show_export(
     try:
         body = wanted.model_dump()
         archive = await export_of(device, api, ExportIn.model_validate(body), request)
-        files = await run_in_threadpool(_read, archive.data)
+        files = await run_in_threadpool(_read, archive)
     except ValidationError as error:
         mistakes = mistakes_in(error, body)
     except UnknownEngine as error:
@@ -101,8 +102,8 @@ class Files:
     left_out: Sequence[Mapping[str, Any]]
 
 
-def _read(archive: bytes) -> Files:
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+def _read(archive: Archive) -> Files:
+    with tarfile.open(fileobj=io.BytesIO(archive.unpacked())) as tar:
         sizes = {one.name.partition("/")[2]: one.size for one in tar.getmembers() if one.isfile()}
         left_out: list[Mapping[str, Any]] = []
         for one in tar.getmembers():

@@ -228,7 +228,8 @@ async def download_export(
     # A client may send several of these headers; the parameter has one.
     if if_none_match and is_named(found.etag, request.headers.getlist("If-None-Match")):
         return Response(status_code=304, headers=headers)
-    return Response(found.data, media_type="application/x-tar", headers=headers)
+    tar = await run_in_threadpool(found.unpacked)
+    return Response(tar, media_type="application/x-tar", headers=headers)
 
 
 async def export_of(device: str, api: Api, wanted: ExportIn, request: Request) -> Archive:
