@@ -1,6 +1,6 @@
 """Check configurations of sglang's Mamba-2 kernels with prompts that continue.
 
-    TUNER_ENGINE_PATH=ENGINES python benchmarks/scan_continues.py sglang==0.5.16 [--configs 8]
+    python benchmarks/scan_continues.py sglang==0.5.16 [--configs 8]
 
 A server runs other variants of the kernels for each part of a prompt after its first one: they
 begin with the states that the part before it left. The tuner measures and checks prompts from their

@@ -1,6 +1,6 @@
 """One start of an engine's own code for the chunked scan, beside stand-ins for the rest of it.
 
-    TUNER_ENGINE_PATH=ENGINES TUNER_SCAN_CONFIG_DIR=DIR TRITON_CACHE_DIR=NEW \
+    TUNER_SCAN_CONFIG_DIR=DIR TRITON_CACHE_DIR=NEW \
         python benchmarks/scan_starts.py sglang==0.5.23 own|tuned [PROBLEM [PROMPTS]]
 
 `own`: the engine chooses by itself, at a first prompt of one chunk. `tuned`: its plugin reads DIR.
@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from triton.language.extra import libdevice
 
+from tuner.engines.engine import find_engine
 from tuner.families.scans.scan import ScanProblem, scan_named
 from tuner.measure.timing import Reference
 from tuner.problems.points import Point
@@ -73,7 +74,7 @@ def package(name: str, path: Path | None = None, **names: object) -> None:
 def stand_in(engine: str, version: str, family: str) -> str:
     """Put an engine's packages there without running their code. Returns the kernels' module."""
     parts, last = MODULES[engine, family]
-    root = Path(os.environ["TUNER_ENGINE_PATH"], f"{engine}-{version}", engine)
+    root = find_engine(f"{engine}=={version}").root
     package("einops", rearrange=rearrange)
     package(engine, root, __version__=version)
     name, folder = engine, root

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -33,7 +32,6 @@ def main() -> None:
     object.__setattr__(interpreter_builder.options, "sanitize_overflow", False)
     torch.cpu.device = lambda index: contextlib.nullcontext()
     engine = find_engine(sys.argv[1])
-    os.environ["TUNER_ENGINE_PATH"] = str(engine.root.parent.parent)
     scan_continues.LENGTHS = (20, 34, 3, 2, 5)
     problem = ChunkScan.parse(PROBLEM)
     batch = scan_continues.Continued(problem, "cpu")
