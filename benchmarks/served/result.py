@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.served.loads import Load, Speed
 from benchmarks.served.outputs import OutputCheck, outputs_text
 from benchmarks.served.server import Server
-from tuner.deploy.bench_report.samples import FEWEST_RUNS, Key, LoadKind, Pair, paired
+from tuner.deploy.bench_report.samples import FEWEST_RUNS, Key, LoadKind, Pair, missed, paired
 from tuner.export.files import write_all
 from tuner.render import table
 
@@ -164,6 +164,15 @@ class ServedComparison:
             return ""
         return f"{rounds} rounds cannot tell faster from slower: {FEWEST_RUNS} can (--rounds)"
 
+    @property
+    def _by_chance(self) -> str:
+        """The sentence about verdicts of chance alone, empty if fewer than half is expected."""
+        expected = sum(missed(len(gain.before)) for gain in self.gains)
+        if self._too_few or expected < 0.5:
+            return ""
+        cells = len(self.gains)
+        return f"of {cells} unchanged cells, chance calls about {expected:.1f} faster or slower"
+
     def verdict(self) -> str:
         """One line."""
         counts = dict.fromkeys(("faster", "same", "slower"), 0)
@@ -190,7 +199,7 @@ class ServedComparison:
             "outputs": self.outputs.as_json(),
             "loading": list(self.loading),
             "advice": list(self.advice),
-            "notes": [*self.notes, *([self._too_few] if self._too_few else [])],
+            "notes": [*self.notes, *filter(None, (self._too_few, self._by_chance))],
         }
 
     def as_text(self) -> str:

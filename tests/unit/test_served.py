@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from advice_cases import DECODE, EXTEND, SERVED, entries
@@ -23,7 +24,7 @@ from benchmarks.served.result import (
     gains_of,
 )
 from benchmarks.served.server import Answer, ServerLaunch, flag_value, server_of
-from tuner.deploy.bench_report.samples import Key, LoadKind, Pair, Spread, interval, metric
+from tuner.deploy.bench_report.samples import Key, LoadKind, Pair, Spread, interval, metric, missed
 from tuner.devices.table import find_device
 from tuner.errors import BadInput, MalformedCheckpoint
 from tuner.problems.points import Problem
@@ -111,6 +112,15 @@ def test_the_interval_of_7_holds_all_and_of_9_leaves_out_the_extremes():
     assert interval([4, 1, 7, 3, 2, 6, 5]) == (1, 7)
     assert interval([*range(9)]) == (1, 7)
     assert interval([5.0]) == (5.0, 5.0)
+
+
+@pytest.mark.parametrize(("n", "cases"), [(6, 2), (7, 2), (8, 2), (9, 20), (12, 158)])
+def test_an_interval_misses_the_median_as_often_as_it_is_said_to(n, cases):
+    """Each value is above or below the median with equal chance, so there are 2^n cases."""
+    low, high = interval(range(n))
+    below = [sum(sides) for sides in product((0, 1), repeat=n)]
+    outside = sum(number <= low or number > high for number in below)
+    assert (outside, missed(n)) == (cases, cases / 2**n)
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=40))
@@ -210,6 +220,15 @@ def test_few_rounds_prove_nothing():
     enough = comparison(*gains_of(LOAD, few + few[:1], slow + slow[:1]))
     assert {one.verdict for one in enough.gains} == {"slower"}
     assert "rounds" not in enough.verdict()
+
+
+def test_a_report_of_many_cells_says_what_chance_calls_faster_or_slower():
+    speeds = [Speed(100.0, 10.0, 50.0, 8.0, 1.0)] * 6
+    loads = [Load(sequences, 1024, 64) for sequences in range(1, 7)]
+    many = comparison(*(one for load in loads for one in gains_of(load, speeds, speeds)))
+    said = "of 24 unchanged cells, chance calls about 0.8 faster or slower"
+    assert said in many.as_text().splitlines()
+    assert not comparison(*many.gains[:4]).as_json()["notes"]
 
 
 def test_what_is_proven():

@@ -291,9 +291,23 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     than `FEWEST_RUNS` values cannot be so sure: then it holds all of them. It also holds all of 7
     values, and all of 9 values but the two extremes.
     """
-    ordered = sorted(values)
-    n, dropped = len(ordered), 0
-    # The median is below the k-th smallest value in sum(C(n, i), i < k) of 2^n cases.
-    while 2 * sum(comb(n, i) for i in range(dropped + 2)) <= (1 - _SURE) * 2**n:
+    ordered, dropped = sorted(values), _dropped(len(values))
+    return ordered[dropped], ordered[len(values) - 1 - dropped]
+
+
+def missed(n: int) -> float:
+    """Return how likely an `interval` of `n` values misses their true median, from 0 to 1."""
+    return _below(n, _dropped(n))
+
+
+def _dropped(n: int) -> int:
+    """Return how many of `n` values the interval leaves out at each end."""
+    dropped = 0
+    while _below(n, dropped + 1) <= 1 - _SURE:
         dropped += 1
-    return ordered[dropped], ordered[n - 1 - dropped]
+    return dropped
+
+
+def _below(n: int, dropped: int) -> float:
+    # The median is below the k-th smallest value in sum(C(n, i), i < k) of 2^n cases.
+    return sum(comb(n, i) for i in range(dropped + 1)) / 2.0 ** (n - 1)
