@@ -164,7 +164,8 @@ def test_a_search_proposes_only_what_is_legal_at_a_size() -> None:
             us = predictor.estimate_all(at, [config]).get(config)
             status = Status.OK if us else Status.OUT_OF_RESOURCES
             search.tell(candidate, Measurement(status, us))
-    assert {len(configs) for configs in tried.values()} == {budget.per_point}
+    spent = {len(configs) for configs in tried.values()}
+    assert budget.per_point <= min(spent) <= max(spent) <= budget.per_point + 2 * budget.nearby
     assert len(set.union(*tried.values())) <= budget.kernels
 
 

@@ -103,11 +103,22 @@ class Search:
         if finished and not any(track.rounds[finished - 1] for track in self._tracks):
             return []  # no point proposed anything for a whole round: done
         behind = (track for track in self._tracks if len(track.rounds) == finished)
-        return [track for track in behind if self._has_results(track)]
+        return [track for track in behind if self._may_go_on(track)]
 
-    def _has_results(self, track: PointSearch) -> bool:
-        last = track.rounds[-1] if track.rounds else []
-        return all(c in self._results for c in self._candidates(track, last))
+    def _may_go_on(self, track: PointSearch) -> bool:
+        """Return whether all results are there on which a track's next round depends."""
+        round_ = len(track.rounds)
+        needed = self._around(track, 1) if self._may_exchange(track, round_) else [track]
+        return all(
+            candidate in self._results
+            for other in needed
+            for candidate in self._candidates(other, other.before(round_))
+        )
+
+    def _may_exchange(self, track: PointSearch, round_: int) -> bool:
+        """Return whether a track spent its tries in the last round."""
+        most = self._most(track)
+        return round_ > 0 and len(track.before(round_ - 1)) < most <= len(track.before(round_))
 
     @staticmethod
     def _candidates(track: PointSearch, configs: Sequence[Config]) -> Iterator[Candidate]:
@@ -118,8 +129,8 @@ class Search:
         round_ = len(track.rounds)
         tried = track.before(round_)
         allowed = self._most(track) - len(tried)
-        if not allowed:
-            return []
+        if allowed <= 0:
+            return self._exchange(track, round_) if self._may_exchange(track, round_) else []
         allowed = min(allowed, self._budget.per_round if round_ else self._budget.seeds)
         credit = self._credit(track, round_)
         compiled = {c for part, c in self._compiled(round_) if part is track.point.part}
@@ -138,6 +149,17 @@ class Search:
             if len(configs) >= allowed:
                 break
         return configs
+
+    def _exchange(self, track: PointSearch, round_: int) -> list[Config]:
+        """Return the neighbours' winners that a track has not tried: a neighbour may have found its
+        winner in its last round.
+
+        All these kernels are compiled.
+        """
+        tried = {*track.before(round_), *self._broken(track, round_)}
+        near = map(track.space.nearest, self._winners_nearby(track, round_ + 1))
+        compiled = {c for part, c in self._compiled(round_) if part is track.point.part}
+        return [c for c in dict.fromkeys(near) if c in compiled and c not in tried]
 
     def _sources(
         self, track: PointSearch, round_: int, passed_over: Collection[Config]
@@ -250,7 +272,8 @@ class Search:
 class Budget:
     """How much a search may spend."""
 
-    per_point: int  # configurations tried at a point, including failures
+    # Configurations tried at a point, including failures. The neighbours' winners come after them.
+    per_point: int
     kernels: int  # kernels compiled in total; a configuration counts once for each part
     seeds: int  # tries in a point's first round: seeds, then random configurations
     per_round: int = 5  # tries in each later round
