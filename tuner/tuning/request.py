@@ -43,7 +43,8 @@ class Effort(str, Enum):
     EXHAUSTIVE = "exhaustive"
 
 
-# Configurations that a search tries at a point, at most; an exhaustive run tries all.
+# Configurations that a search tries at a point before its neighbours' winners; an exhaustive run
+# tries all.
 TRIES = {Effort.QUICK: 16, Effort.STANDARD: 40}
 
 

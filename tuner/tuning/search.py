@@ -3,9 +3,9 @@
 Each point of a job goes through rounds. The first round tries seeds. Later rounds try the
 configurations that a surrogate expects most of: neighbours of the best so far, suggestions of
 Optuna's TPE, and a sample of the space. The surrogate has learnt from the times of the point and of
-its neighbours, and from a device model if the family has a model. A round depends only on the
+its neighbours, and from a device model if the family has a model. Such a round depends only on the
 point's earlier rounds and on the other points' rounds before the last, never on the order or time
-at which results arrive. So a resumed search that is told its stored results first ends as it would
+at which results arrive. The last round waits for the neighbours, and tries their winners. So a resumed search that is told its stored results first ends as it would
 have ended uninterrupted, and a slow compile delays only one point.
 """
 
