@@ -5,8 +5,9 @@ configurations that a surrogate expects most of: neighbours of the best so far, 
 Optuna's TPE, and a sample of the space. The surrogate has learnt from the times of the point and of
 its neighbours, and from a device model if the family has a model. Such a round depends only on the
 point's earlier rounds and on the other points' rounds before the last, never on the order or time
-at which results arrive. The last round waits for the neighbours, and tries their winners. So a resumed search that is told its stored results first ends as it would
-have ended uninterrupted, and a slow compile delays only one point.
+at which results arrive. The last round waits for the neighbours, and tries their winners. So a
+resumed search that is told its stored results first ends as it would have ended uninterrupted, and
+a slow compile delays only one point until the last round.
 """
 
 from __future__ import annotations
