@@ -7,11 +7,12 @@ import os
 import re
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import checkpoint
 
 from tuner.deploy.bundle.archive import BundleFile, plain_tar
 from tuner.devices.table import Device
@@ -34,6 +35,7 @@ from tuner.store.results import ResultStore
 
 KEPT_BYTES = 8 << 20  # of packed archives; sglang's have 0.3 MB each
 _BESIDES = 1 << 12  # bytes that are kept with an archive, or in place of it
+_PIECE = 1 << 16  # bytes of a tar that an answer has at a time, at most
 _TAG = re.compile(r'(?:W/)?("[^"]*")')
 
 
@@ -60,9 +62,21 @@ class Archive:
     flags: str = ""  # to start servers with, besides `server_args`
     use: Sequence[str] = ()  # how servers are pointed at the folder: a line of a shell, or a note
 
-    def unpacked(self) -> bytes:
-        """Return the tar. It takes milliseconds: call this in a thread. Only `packed` is kept."""
-        return zlib.decompress(self.packed)
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the tar in pieces of at most _PIECE bytes."""
+        unpacker, left = zlib.decompressobj(), self.packed
+        while not unpacker.eof:
+            yield unpacker.decompress(left, _PIECE)
+            left = unpacker.unconsumed_tail
+
+    async def sent(self) -> AsyncIterator[bytes]:
+        """Yield the tar in pieces, and let other requests run after each piece.
+
+        No answer needs memory for the whole tar, and no thread keeps memory of its own.
+        """
+        for piece in self.pieces():
+            yield piece
+            await checkpoint()
 
 
 class Exports:

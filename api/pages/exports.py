@@ -103,7 +103,7 @@ class Files:
 
 
 def _read(archive: Archive) -> Files:
-    with tarfile.open(fileobj=io.BytesIO(archive.unpacked())) as tar:
+    with tarfile.open(fileobj=io.BytesIO(b"".join(archive.pieces()))) as tar:
         sizes = {one.name.partition("/")[2]: one.size for one in tar.getmembers() if one.isfile()}
         left_out: list[Mapping[str, Any]] = []
         for one in tar.getmembers():

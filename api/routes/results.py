@@ -11,6 +11,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi import Path as InPath
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.responses import StreamingResponse
 
 from api.auth import Admin, Reader
 from api.bodies import JsonRoute
@@ -228,8 +229,8 @@ async def download_export(
     # A client may send several of these headers; the parameter has one.
     if if_none_match and is_named(found.etag, request.headers.getlist("If-None-Match")):
         return Response(status_code=304, headers=headers)
-    tar = await run_in_threadpool(found.unpacked)
-    return Response(tar, media_type="application/x-tar", headers=headers)
+    headers["Content-Length"] = str(found.size)
+    return StreamingResponse(found.sent(), media_type="application/x-tar", headers=headers)
 
 
 async def export_of(device: str, api: Api, wanted: ExportIn, request: Request) -> Archive:
