@@ -324,8 +324,11 @@ def test_two_problems_of_one_file_are_left_out_and_stop_no_other(engine, tmp_pat
 
 def test_a_problem_without_winners_names_the_nearest():
     wanted = parse_problem(SPEC.format(7167))
-    with pytest.raises(ExportRefused, match=f"did you mean '{TWINS[0].spec()}'"):
-        select(of(TWINS[0], winners()), [wanted])
+    with pytest.raises(ExportRefused) as refused:
+        select(of(TWINS[0], winners()), [wanted], L40S, find_engine("sglang==0.5.16"))
+    place = "--device NVIDIA_L40S --engine sglang==0.5.16"
+    tune = f"run `tuner tune {wanted.spec()} {place}` first"
+    assert str(refused.value).endswith(f": {tune}; did you mean '{TWINS[0].spec()}'?")
 
 
 def test_the_command_chooses_by_problem_or_model(tmp_path, monkeypatch):

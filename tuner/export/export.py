@@ -206,7 +206,7 @@ def wanted_winners(
             api=f"post a job for the device {device.name} first",
             page=f"queue a job for the device {device.name} first",
         )
-    return with_shipped(select(found, wanted) if wanted else found)
+    return with_shipped(select(found, wanted, device, engine) if wanted else found)
 
 
 def loadable(

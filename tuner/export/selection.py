@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from tuner.devices.table import Device
+from tuner.engines.engine import Engine
 from tuner.errors import ExportRefused, did_you_mean
 from tuner.problems.points import Problem
 from tuner.problems.registry import family_of
 from tuner.problems.results import Compiled, Incumbent, Status, Winner, is_shipped
+from tuner.shell import command_line
 from tuner.tuning.gains import reference
 
 _WHOLLY = "only predicted: measure it, or allow predicted entries"
@@ -38,16 +41,26 @@ def left_out_lines(left_out: Iterable[LeftOut]) -> list[str]:
     return [f"left out ({why}): {' '.join(specs)}" for why, specs in by_reason.items()]
 
 
-def select(winners: Sequence[Winner], wanted: Sequence[Problem]) -> list[Winner]:
-    """Return the winners for the wanted problems.
+def select(
+    winners: Sequence[Winner], wanted: Sequence[Problem], device: Device, engine: Engine
+) -> list[Winner]:
+    """Return the winners of a device and an engine for the wanted problems.
 
     A problem without winners stands for all stored problems that its family calls alike. Raises
     ExportRefused if no stored problem matches, and names the nearest problem.
     """
     chosen = winners_of(winners, wanted)
     if not chosen:
-        near = did_you_mean(wanted[0].spec(), [winner.problem.spec() for winner in winners])
-        raise ExportRefused(f"the store has no winners for {wanted[0].spec()}{near}")
+        spec = wanted[0].spec()
+        near = did_you_mean(spec, [winner.problem.spec() for winner in winners])
+        place = ("--device", device.name, "--engine", f"{engine.name}=={engine.version}")
+        tune = command_line("tuner", "tune", spec, *place)
+        raise ExportRefused(
+            f"the store has no winners for {spec}: ",
+            cli=f"run `{tune}` first{near}",
+            api=f"post a job for it first{near}",
+            page=f"queue a job for it first{near}",
+        )
     return chosen
 
 

@@ -218,7 +218,7 @@ def _winners_to_ship(
             f"bundle winners that were tuned with --engine {cluster.engine.name}"
         )
     found = (
-        select(winners, wanted)
+        select(winners, wanted, device, engine)
         if wanted
         else winners_of_servers(winners, asked, cluster, engine, device)
     )
