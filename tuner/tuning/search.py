@@ -113,7 +113,9 @@ class Search:
         return all(
             candidate in self._results
             for other in needed
-            for candidate in self._candidates(other, other.before(round_))
+            # It had the results of the rounds before this last round when it began the last round.
+            for last in other.rounds[:round_][-1:]
+            for candidate in self._candidates(other, last)
         )
 
     def _may_exchange(self, track: PointSearch, round_: int) -> bool:
