@@ -282,6 +282,11 @@ class Budget:
     per_round: int = 5  # tries in each later round
     nearby: int = 1  # how many of the best at each neighbouring point a round tries first
 
+    @property
+    def most(self) -> int:
+        """Return the most configurations tried at a point, with its two neighbours' winners."""
+        return self.per_point + 2 * self.nearby
+
 
 def budget_for(effort: Effort, points: int, space_size: int) -> Budget:
     """Return the budget of an effort for a number of points and of configurations in the space."""
