@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import queue
@@ -16,6 +17,8 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class ChildDied(Exception):
@@ -117,10 +120,12 @@ class ParentPipes:
     """The child's side: receives JSON requests, a request a line, and sends the answers.
 
     When stdin closes, this process is killed with its whole group, at any point of its work: a
-    killed parent leaves neither a compiler nor a hung kernel behind.
+    killed parent leaves neither a compiler nor a hung kernel behind. If this process is stopped
+    then, the kernel has it go on, so that it sees the end.
     """
 
     def __init__(self) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
         # Libraries print to stdout, so answers get a pipe that nothing else writes to.
         self._answers = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)

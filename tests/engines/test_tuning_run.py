@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +25,13 @@ from tuner.families.attention.workloads import WorkPoint
 from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import Gemm
 from tuner.families.scans import sources as scans
+from tuner.measure.workbench import Workbench
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import MeasureKind, Trial
 from tuner.store.results import ResultStore
-from tuner.tuning.request import Effort, Request, Source
+from tuner.tuning.request import Effort, Request, Source, prepare
+from tuner.tuning.run import execute, open_source
 from tuner.tuning.tune import Watcher
 
 EXTEND = "extend_attention:q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
@@ -111,6 +114,27 @@ def test_a_run_starts_from_what_the_store_has_and_keeps_it_unless_it_is_beaten()
         assert configs(anew, store) == alone
         configs(thorough, store)
         assert configs(quick, store) == best
+
+
+class Counting(Watcher):
+    """Counts the trials of each size."""
+
+    def __init__(self) -> None:
+        self.sizes: Counter[str] = Counter()
+
+    def tried(self, trial: Trial) -> None:
+        self.sizes[trial.candidate.point.size] += 1
+
+
+def test_no_more_is_tried_at_a_size_than_a_run_says() -> None:
+    """Neighbours' winners come after a search's own tries, and count too."""
+    engine, source = find_engine("sglang==0.5.16"), Source(MeasureKind.REPLAY, INT8_RECORDING)
+    prepared = prepare(Request(INT8, H200, engine, source, effort=Effort.QUICK))
+    watcher = Counting()
+    with ResultStore.open("sqlite://") as store, Workbench() as workbench:
+        execute(prepared, open_source(prepared.request, workbench), store, watcher)
+    assert [s for s, most in prepared.tries.items() if watcher.sizes[s] > most] == []
+    assert sum(watcher.sizes[size] for size in prepared.tries) > 2 * 16 * len(prepared.tries)
 
 
 def test_one_configuration_for_both_gemms_is_as_fast_as_the_best_recorded_one() -> None:

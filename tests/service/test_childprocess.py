@@ -1,7 +1,9 @@
 import os
 import select
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,34 @@ def test_requests_are_answered_in_order_and_prints_are_no_answers(child):
         child.send({"number": number})
     answers = [child.poll(60) for _ in range(3)]
     assert [answer["number"] for answer in answers if answer] == [0, 1, 2]
+
+
+PARENT = """
+import os, signal
+from tuner.childprocess import ChildProcess
+child = ChildProcess("echo_child", dict(os.environ))
+child.wait_until_ready(60)
+pid, sleeper = child._process.pid, child.ask({}, 60)["sleeper"]
+os.kill(pid, signal.SIGSTOP)
+os.waitid(os.P_PID, pid, os.WSTOPPED)
+print(pid, sleeper, flush=True)
+signal.pause()
+"""
+
+
+def test_a_stopped_child_ends_with_its_parent():
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=-1, env=ENV, text=True) as parent:
+        assert parent.stdout
+        ends = [os.pidfd_open(int(pid)) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    try:
+        for process in ends:
+            assert select.select([process], [], [], 60)[0], "a process of the child still runs"
+    finally:
+        for process in ends:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            os.close(process)
 
 
 def test_a_child_ends_with_all_that_it_started_when_its_stdin_does():

@@ -113,7 +113,9 @@ class Search:
         return all(
             candidate in self._results
             for other in needed
-            for candidate in self._candidates(other, other.before(round_))
+            # It had the results of the rounds before this last round when it began the last round.
+            for last in other.rounds[:round_][-1:]
+            for candidate in self._candidates(other, last)
         )
 
     def _may_exchange(self, track: PointSearch, round_: int) -> bool:
@@ -279,6 +281,11 @@ class Budget:
     seeds: int  # tries in a point's first round: seeds, then random configurations
     per_round: int = 5  # tries in each later round
     nearby: int = 1  # how many of the best at each neighbouring point a round tries first
+
+    @property
+    def most(self) -> int:
+        """Return the most configurations tried at a point, with its two neighbours' winners."""
+        return self.per_point + 2 * self.nearby
 
 
 def budget_for(effort: Effort, points: int, space_size: int) -> Budget:

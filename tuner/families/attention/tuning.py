@@ -177,7 +177,7 @@ def _tries(phase: _Phase) -> dict[str, int]:
     """Return the most configurations to try at each size, summed over the parts."""
     found: Counter[str] = Counter()
     for point in phase.defaults:
-        found[point.size] += min(len(phase.spaces[point.part]), phase.budget.per_point)
+        found[point.size] += min(len(phase.spaces[point.part]), phase.budget.most)
     return dict(found)
 
 
@@ -217,7 +217,7 @@ class _Joint:
     def tries(self) -> dict[str, int]:
         """Return the most configurations to try at each size, summed over both kernels."""
         phase = self.phase
-        decode = min(len(phase.constants[AttentionPart.DECODE]), phase.budget.per_point)
+        decode = min(len(phase.constants[AttentionPart.DECODE]), phase.budget.most)
         reductions = len(phase.constants[AttentionPart.REDUCE])
         found: Counter[str] = Counter()
         for size in self.sizes:

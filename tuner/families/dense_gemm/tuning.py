@@ -115,7 +115,7 @@ def _points(
 def _tries(request: Request, at: Mapping[Point, Space], budget: Budget) -> dict[str, int]:
     """Return the most configurations to try at each size."""
     predicted = request.source.kind is MeasureKind.PREDICT
-    most = PREDICT_KERNELS[request.effort] if predicted else budget.per_point
+    most = PREDICT_KERNELS[request.effort] if predicted else budget.most
     return {point.size: min(len(space), most) for point, space in at.items()}
 
 

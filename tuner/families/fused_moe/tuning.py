@@ -186,7 +186,7 @@ def _spaces(
 
 def _tries(layer: _Layer) -> dict[str, int]:
     """Return the most configurations to try at each size, summed over the gemms."""
-    each = layer.budget.per_point
+    each = layer.budget.most
     trusted: Mapping[Point, Config] = {}
     if layer.predicted:
         blocks = max(len(space.axes["BLOCK_SIZE_M"]) for space in layer.spaces.values())

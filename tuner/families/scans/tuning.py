@@ -80,9 +80,10 @@ def prepare(request: Request) -> PreparedRun:
         part: _first(problem, own[part], spaces[part], part) for part in problem.parts
     }
     further = FURTHER.get(request.effort, max(map(len, spaces.values())))
+    budget = _budget(max(map(len, first.values())), further, len(requested))
     tries: dict[str, int] = {}
     for point in requested:
-        most = len(first[point.part]) + further
+        most = budget.most if further else len(first[point.part])
         tries[point.size] = tries.get(point.size, 0) + most
     return PreparedRun(
         request=request,
@@ -90,7 +91,7 @@ def prepare(request: Request) -> PreparedRun:
         spaces=spaces,
         kernels=kernels,
         goal=partial(_goal, own, requested, kind),
-        strategy=lambda known: _strategy(first, spaces, points, requested, further, request.seed),
+        strategy=lambda known: _strategy(first, spaces, points, requested, budget, request.seed),
         predictor=None,
         tries=tries,
         file_names=dict.fromkeys(problem.parts, file_name(problem, device.name)),
@@ -128,6 +129,11 @@ def _first(problem: ScanProblem, own: OwnChoice, space: Space, part: Part) -> li
     return [own.constants, *first_configs(problem, part, space)]
 
 
+def _budget(listed: int, further: int, points: int) -> Budget:
+    most = listed + further
+    return Budget(most, kernels=most * points, seeds=listed, per_round=6, nearby=3)
+
+
 def _goal(
     own: Mapping[Part, OwnChoice],
     requested: Sequence[Point],
@@ -149,14 +155,11 @@ def _strategy(
     spaces: Mapping[Part, Space],
     points: Sequence[Point],
     requested: Sequence[Point],
-    further: int,
+    budget: Budget,
     seed: int,
 ) -> Strategy:
     listed = [Candidate(at, config) for at in points for config in first[at.part]]
-    if not further:
+    if budget.per_point == budget.seeds:
         return FixedStrategy(listed)
     seeds = {point: first[point.part] for point in requested}
-    most = max(map(len, seeds.values()))
-    kernels = (most + further) * len(requested)
-    budget = Budget(most + further, kernels=kernels, seeds=most, per_round=6, nearby=3)
     return ListThenSearch(listed, Search(spaces, requested, seeds, budget, seed))
