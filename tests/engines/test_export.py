@@ -372,24 +372,47 @@ def test_the_command_chooses_by_problem_or_model(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("problem", "change"),
-    [
-        (TWINS[1], {}),
-        (TWINS[0], {"kernel_hash": "other"}),
-        (TWINS[0], {"engine_version": "0.5.12"}),
-    ],
-    ids=["another problem", "other kernels", "another version"],
+    "change",
+    [{"kernel_hash": "other"}, {"engine_version": "0.5.12"}],
+    ids=["other kernels", "another version"],
 )
-def test_measured_rows_are_kept_for_the_same_problem_and_kernels_alone(
-    engine, tmp_path, problem, change
-):
+def test_measured_rows_are_kept_for_the_same_kernels_alone(engine, tmp_path, change):
     export(of(TWINS[0], winners()), engine, L40S, tmp_path)
-    predicted = of(problem, winners(Status.PREDICTED, warps=8), **change)
+    predicted = of(TWINS[0], winners(Status.PREDICTED, warps=8), **change)
     files = export(predicted, engine, L40S, tmp_path)
     assert len(files) == 2
     for file in files:
         assert {entry["num_warps"] for entry in file.entries.values()} == {8}
         assert set(file.statuses.values()) == {Status.PREDICTED}
+
+
+VLLM = {"engine": "vllm", "engine_version": "0.33.0", "triton": "3.8.0"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem", "card", "software"),
+    [
+        ("sglang==0.5.16", TWINS[1], "L40S", {}),
+        ("vllm==0.33.0", TWINS[1], "H200", VLLM),
+        ("vllm==0.33.0", TWINS[0], "H200 NVL", VLLM),  # vLLM gives both cards one name
+    ],
+)
+def test_the_file_of_another_problem_or_card_stays(tmp_path, spec, problem, card, software):
+    first = "H200" if software else "L40S"
+    found, card, mine = find_engine(spec), find_device(card), find_device(first)
+    ours = of(TWINS[0], winners(), device=mine.name, **software)
+    out = tmp_path / "out"
+    files = export_device(ours, mine, found, out, allow_predicted=False).files
+    before = {path: path.read_bytes() for path in out.rglob("*.json")}
+    says = f"{re.escape(files[0].path.name)} is of {TWINS[0].spec()} on {mine.name}, and servers"
+    some = of(problem, winners(warps=8), device=card.name, **software)
+    with pytest.raises(ExportRefused, match=f"{says} of both would read it: export to another"):
+        export_device(some, card, found, out, allow_predicted=False)
+    alone = export_device(left_alone(some), card, found, out, allow_predicted=False)
+    assert not alone.removed
+    assert {path: path.read_bytes() for path in out.rglob("*.json")} == before
+    other = export_device(some, card, found, tmp_path / "other", allow_predicted=False)
+    assert [file.path.name for file in other.files] == [file.path.name for file in files]
 
 
 # Pairs
