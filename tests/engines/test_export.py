@@ -19,6 +19,7 @@ from tuner.cli.commands import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused, UnwritableOutput
+from tuner.export.diff import diff_exports
 from tuner.export.export import choose, deliveries_for, export, export_device, packaged_to_carry
 from tuner.export.selection import select
 from tuner.families.fused_moe.engine import moe_engine
@@ -413,6 +414,18 @@ def test_the_file_of_another_problem_or_card_stays(tmp_path, spec, problem, card
     assert {path: path.read_bytes() for path in out.rglob("*.json")} == before
     other = export_device(some, card, found, tmp_path / "other", allow_predicted=False)
     assert [file.path.name for file in other.files] == [file.path.name for file in files]
+
+
+def test_times_of_a_file_for_both_gemms_are_of_both(tmp_path):
+    us = {Gemm.UP: 10.0, Gemm.DOWN: 50.0}
+    some = [
+        replace(one, entry=replace(one.entry, median_us=us[one.entry.point.part]))
+        for one in of(TWINS[0], winners(), **VLLM)
+    ]
+    export(some, find_engine("vllm==0.33.0"), L40S, tmp_path)
+    (tmp_path / "none/provenance").mkdir(parents=True)
+    (file,) = diff_exports(tmp_path / "none", tmp_path).files
+    assert file.after == pytest.approx(15.0 * 2 / 60.0)
 
 
 # Pairs
