@@ -121,10 +121,13 @@ def test_a_packaged_file_is_replaced_until_what_it_holds_is_left_alone(engine, t
         export_device(ours, h200, engine, folder, allow_predicted=False)
         assert (folder / file.path.relative_to(tmp_path)).read_bytes() == before
     alone = left_alone(ours)
+    copy = tmp_path / "copy.json"  # as `cp -al` makes it of a whole folder
+    copy.hardlink_to(file.path)
     report = export_device(alone, h200, engine, tmp_path, allow_predicted=False)
     assert report.removed == [file.path]
     assert file.path.read_bytes() == shipped.read_bytes()
     assert not file.sidecar.exists()
+    assert copy.read_bytes() == before
 
 
 def left_alone(some: list[Winner]) -> list[Winner]:

@@ -16,6 +16,7 @@ from tuner.engines.config_files import PROVENANCE, kept_file, read_sidecar
 from tuner.engines.engine import Engine, engine_module, kernel_hash
 from tuner.errors import ExportRefused, MalformedConfigFile, UnwritableOutput
 from tuner.export.file_checks import RuntimeFacts
+from tuner.export.files import write_all
 from tuner.problems.points import Problem
 from tuner.problems.registry import family_of
 from tuner.problems.results import Status, Winner
@@ -225,7 +226,7 @@ def take_back(
         shipped = packaged[family].get(file.path) if out else kept if kept.exists() else None
         try:
             if shipped:
-                file.path.write_bytes(shipped.read_bytes())
+                write_all(file.path.parent, {file.path: shipped.read_bytes()})
             else:
                 file.path.unlink(missing_ok=True)  # another export may be faster
             file.sidecar.unlink(missing_ok=True)
