@@ -220,6 +220,20 @@ def test_what_was_predicted_is_left_out_and_listed_and_the_rest_is_exported(
     assert "left_out_problems" not in whole.as_json()
 
 
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_predicted_file_of_an_earlier_export_is_taken_back_and_a_measured_one_stays(
+    engine, tmp_path, measured
+):
+    guessed = of(OTHER, winners(Status.PREDICTED))
+    first = of(OTHER, winners()) if measured else guessed
+    export_device(winners() + first, L40S, engine, tmp_path, allow_predicted=True)
+    report = export_device(winners() + guessed, L40S, engine, tmp_path, allow_predicted=False)
+    assert [one.problem for one in report.left_out] == [OTHER]
+    there = list(tmp_path.rglob("*N=128,device_name=NVIDIA_L40S,dtype=int8*.json"))
+    assert len(there) == (4 if measured else 0)
+    assert len(report.removed) == (0 if measured else 2)
+
+
 def test_the_list_of_another_device_stays(engine, tmp_path):
     mixed = winners() + of(OTHER, winners(Status.PREDICTED))
     export_device(mixed, L40S, engine, tmp_path, allow_predicted=False)

@@ -212,8 +212,9 @@ def take_back(
     or in the engine's package if None.
 
     A server would go on reading them. If the engine ships a file of that name, it takes the place.
-    Files that were changed since, and files of other problems, stay. Return the removed files.
-    Raises UnwritableOutput if a file cannot be removed.
+    Files that were changed since, files of other problems, and measured files for winners that are
+    only predicted, stay. Return the removed files. Raises UnwritableOutput if a file cannot be
+    removed.
     """
     removed = []
     packaged: dict[str, dict[Path, Path]] = {}  # the engine's files, by family and place
@@ -248,8 +249,10 @@ def _earlier(
         delivery = delivery_of(engine, family_of(problem).name)
         root = out or delivery.engine_root
         assert root is not None  # `loadable` left out families without a folder there
+        predicted = any(winner.status is Status.PREDICTED for winner in mine)
         with contextlib.suppress(ExportRefused):  # such a file was never written
             for file in delivery.files(mine, device, root):
                 provenance = read_sidecar(file.path, file.sidecar) or {}
-                if provenance.get("problem") == problem.spec():
+                stays = predicted and Status.OK in file.statuses.values()
+                if provenance.get("problem") == problem.spec() and not stays:
                     yield file
