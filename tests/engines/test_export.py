@@ -19,6 +19,7 @@ from tuner.cli.commands import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused, UnwritableOutput
+from tuner.export.diff import diff_exports
 from tuner.export.export import choose, deliveries_for, export, export_device, packaged_to_carry
 from tuner.export.selection import select
 from tuner.families.fused_moe.engine import moe_engine
@@ -120,10 +121,13 @@ def test_a_packaged_file_is_replaced_until_what_it_holds_is_left_alone(engine, t
         export_device(ours, h200, engine, folder, allow_predicted=False)
         assert (folder / file.path.relative_to(tmp_path)).read_bytes() == before
     alone = left_alone(ours)
+    copy = tmp_path / "copy.json"  # as `cp -al` makes it of a whole folder
+    copy.hardlink_to(file.path)
     report = export_device(alone, h200, engine, tmp_path, allow_predicted=False)
     assert report.removed == [file.path]
     assert file.path.read_bytes() == shipped.read_bytes()
     assert not file.sidecar.exists()
+    assert copy.read_bytes() == before
 
 
 def left_alone(some: list[Winner]) -> list[Winner]:
@@ -214,6 +218,20 @@ def test_what_was_predicted_is_left_out_and_listed_and_the_rest_is_exported(
     assert {file.problem for file in whole.files} == {PROBLEM, OTHER}
     assert not (tmp_path / "out" / LIST).exists()  # it would be wrong now
     assert "left_out_problems" not in whole.as_json()
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_predicted_file_of_an_earlier_export_is_taken_back_and_a_measured_one_stays(
+    engine, tmp_path, measured
+):
+    guessed = of(OTHER, winners(Status.PREDICTED))
+    first = of(OTHER, winners()) if measured else guessed
+    export_device(winners() + first, L40S, engine, tmp_path, allow_predicted=True)
+    report = export_device(winners() + guessed, L40S, engine, tmp_path, allow_predicted=False)
+    assert [one.problem for one in report.left_out] == [OTHER]
+    there = list(tmp_path.rglob("*N=128,device_name=NVIDIA_L40S,dtype=int8*.json"))
+    assert len(there) == (4 if measured else 0)
+    assert len(report.removed) == (0 if measured else 2)
 
 
 def test_the_list_of_another_device_stays(engine, tmp_path):
@@ -375,24 +393,59 @@ def test_the_command_chooses_by_problem_or_model(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("problem", "change"),
-    [
-        (TWINS[1], {}),
-        (TWINS[0], {"kernel_hash": "other"}),
-        (TWINS[0], {"engine_version": "0.5.12"}),
-    ],
-    ids=["another problem", "other kernels", "another version"],
+    "change",
+    [{"kernel_hash": "other"}, {"engine_version": "0.5.12"}],
+    ids=["other kernels", "another version"],
 )
-def test_measured_rows_are_kept_for_the_same_problem_and_kernels_alone(
-    engine, tmp_path, problem, change
-):
+def test_measured_rows_are_kept_for_the_same_kernels_alone(engine, tmp_path, change):
     export(of(TWINS[0], winners()), engine, L40S, tmp_path)
-    predicted = of(problem, winners(Status.PREDICTED, warps=8), **change)
+    predicted = of(TWINS[0], winners(Status.PREDICTED, warps=8), **change)
     files = export(predicted, engine, L40S, tmp_path)
     assert len(files) == 2
     for file in files:
         assert {entry["num_warps"] for entry in file.entries.values()} == {8}
         assert set(file.statuses.values()) == {Status.PREDICTED}
+
+
+VLLM = {"engine": "vllm", "engine_version": "0.33.0", "triton": "3.8.0"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem", "card", "software"),
+    [
+        ("sglang==0.5.16", TWINS[1], "L40S", {}),
+        ("vllm==0.33.0", TWINS[1], "H200", VLLM),
+        ("vllm==0.33.0", TWINS[0], "H200 NVL", VLLM),  # vLLM gives both cards one name
+    ],
+)
+def test_the_file_of_another_problem_or_card_stays(tmp_path, spec, problem, card, software):
+    first = "H200" if software else "L40S"
+    found, card, mine = find_engine(spec), find_device(card), find_device(first)
+    ours = of(TWINS[0], winners(), device=mine.name, **software)
+    out = tmp_path / "out"
+    files = export_device(ours, mine, found, out, allow_predicted=False).files
+    before = {path: path.read_bytes() for path in out.rglob("*.json")}
+    says = f"{re.escape(files[0].path.name)} is of {TWINS[0].spec()} on {mine.name}, and servers"
+    some = of(problem, winners(warps=8), device=card.name, **software)
+    with pytest.raises(ExportRefused, match=f"{says} of both would read it: export to another"):
+        export_device(some, card, found, out, allow_predicted=False)
+    alone = export_device(left_alone(some), card, found, out, allow_predicted=False)
+    assert not alone.removed
+    assert {path: path.read_bytes() for path in out.rglob("*.json")} == before
+    other = export_device(some, card, found, tmp_path / "other", allow_predicted=False)
+    assert [file.path.name for file in other.files] == [file.path.name for file in files]
+
+
+def test_times_of_a_file_for_both_gemms_are_of_both(tmp_path):
+    us = {Gemm.UP: 10.0, Gemm.DOWN: 50.0}
+    some = [
+        replace(one, entry=replace(one.entry, median_us=us[one.entry.point.part]))
+        for one in of(TWINS[0], winners(), **VLLM)
+    ]
+    export(some, find_engine("vllm==0.33.0"), L40S, tmp_path)
+    (tmp_path / "none/provenance").mkdir(parents=True)
+    (file,) = diff_exports(tmp_path / "none", tmp_path).files
+    assert file.after == pytest.approx(15.0 * 2 / 60.0)
 
 
 # Pairs

@@ -18,6 +18,7 @@ from tuner.bindings.sglang.plugin.files import read_attention_file
 from tuner.bindings.sglang.plugin.splits import SplitsRow
 from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused
+from tuner.export.diff import diff_exports
 from tuner.export.export import ExportSummary, export, export_device
 from tuner.export.files import write_all
 from tuner.export.selection import left_out_lines
@@ -122,6 +123,20 @@ def test_decode_and_its_reduce_are_bucketed_by_sequences_alone(store, engine, tm
     buckets = [(e.part.value, e.batch_size, e.new_tokens) for e in file.file.entries]
     assert buckets == [("decode", 1, 1), ("decode", 64, 1), ("reduce", 1, 1), ("reduce", 64, 1)]
     assert dict(file.file.entries[-1].config) == {"num_warps": 8}
+
+
+def test_exports_whose_entries_changed_can_be_compared(store, engine, tmp_path):
+    fill(store, DECODE)
+    mine = store.winners(device=H200.name, engine=engine.name, engine_version=engine.version)
+    other = [
+        replace(one, entry=replace(one.entry, config=one.entry.config.replace(num_warps=2)))
+        for one in mine
+    ]
+    old, new = tmp_path / "old", tmp_path / "new"
+    write(mine, old)
+    write(other, new)
+    (changed,) = diff_exports(old, new).files
+    assert (changed.change, len(changed.changed), changed.faster) == ("changed", 4, None)
 
 
 def test_points_that_a_server_cannot_tell_apart_must_agree(store, engine, tmp_path):

@@ -201,7 +201,7 @@ def test_a_log_without_any_message_proves_nothing() -> None:
     assert proof.loads == ()
     assert not proof.ok
     assert "no config file's message" in render_proof(proof)
-    assert render_proof(proof).endswith("not as tuned: 1 problem\n")
+    assert render_proof(proof).endswith("\nnot proven: 1 problem\n")
 
 
 def test_an_unreadable_log_is_bad_input(tmp_path: Path) -> None:

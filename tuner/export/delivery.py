@@ -16,6 +16,7 @@ from tuner.engines.config_files import PROVENANCE, kept_file, read_sidecar
 from tuner.engines.engine import Engine, engine_module, kernel_hash
 from tuner.errors import ExportRefused, MalformedConfigFile, UnwritableOutput
 from tuner.export.file_checks import RuntimeFacts
+from tuner.export.files import write_all
 from tuner.problems.points import Problem
 from tuner.problems.registry import family_of
 from tuner.problems.results import Status, Winner
@@ -211,8 +212,9 @@ def take_back(
     or in the engine's package if None.
 
     A server would go on reading them. If the engine ships a file of that name, it takes the place.
-    Files that were changed since, and files of other problems, stay. Return the removed files.
-    Raises UnwritableOutput if a file cannot be removed.
+    Files that were changed since, files of other problems, and measured files for winners that are
+    only predicted, stay. Return the removed files. Raises UnwritableOutput if a file cannot be
+    removed.
     """
     removed = []
     packaged: dict[str, dict[Path, Path]] = {}  # the engine's files, by family and place
@@ -225,7 +227,7 @@ def take_back(
         shipped = packaged[family].get(file.path) if out else kept if kept.exists() else None
         try:
             if shipped:
-                file.path.write_bytes(shipped.read_bytes())
+                write_all(file.path.parent, {file.path: shipped.read_bytes()})
             else:
                 file.path.unlink(missing_ok=True)  # another export may be faster
             file.sidecar.unlink(missing_ok=True)
@@ -247,8 +249,10 @@ def _earlier(
         delivery = delivery_of(engine, family_of(problem).name)
         root = out or delivery.engine_root
         assert root is not None  # `loadable` left out families without a folder there
+        predicted = any(winner.status is Status.PREDICTED for winner in mine)
         with contextlib.suppress(ExportRefused):  # such a file was never written
             for file in delivery.files(mine, device, root):
                 provenance = read_sidecar(file.path, file.sidecar) or {}
-                if provenance.get("problem") == problem.spec():
+                stays = predicted and Status.OK in file.statuses.values()
+                if provenance.get("problem") == problem.spec() and not stays:
                     yield file

@@ -118,12 +118,14 @@ def _diff(name: str, old: Rows | None, new: Rows | None) -> FileDiff:
 
 
 def _faster(before: Rows, after: Rows, sizes: Iterable[str]) -> float | None:
-    """Return the mean of the sizes that are timed alike, measured or predicted, in both."""
+    """Return the mean of the sizes that are timed alike, measured or predicted, in both. An entry
+    for several points has no time of its own.
+    """
     pairs = [(before[one], after[one]) for one in sizes if one in before and one in after]
     return mean_gain(
         old["median_us"] / new["median_us"]
         for old, new in pairs
-        if old["median_us"] and new["median_us"] and old["status"] == new["status"]
+        if old.get("median_us") and new.get("median_us") and old["status"] == new["status"]
     )
 
 

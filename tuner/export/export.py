@@ -171,19 +171,21 @@ def choose(
     started with `flags`: perhaps all winners.
     """
     found = wanted_winners(wanted, winners, device, engine)
-    kept, left_out = loadable(found, engine, into_engine=out is None)
+    loaded, left_out = loadable(found, engine, into_engine=out is None)
+    kept = loaded
     if not allow_predicted:
-        kept, predicted = leave_out_predicted(kept, named)
+        kept, predicted = leave_out_predicted(loaded, named)
         left_out += predicted
     advice = advise_all(kept, device, (engine.name, engine.version), flags, wanted)
     advice, unwritable = writable(advice, engine, device, out, named)
     left_out += unwritable
     alone = {one.problem for one in advice if one.verdict is Verdict.LEAVE}
+    alone |= {winner.problem for winner in loaded} - {winner.problem for winner in kept}
     return Choice(
         [winner for one in advice for winner in one.winners],
         left_out,
         advice,
-        [winner for winner in kept if winner.problem in alone],
+        [winner for winner in loaded if winner.problem in alone],
     )
 
 

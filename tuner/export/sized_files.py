@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tuner.engines.config_files import read_sidecar
+from tuner.errors import ExportRefused
 from tuner.export.files import provenance_row, sidecar_fields
 from tuner.problems.points import Config, Problem
 from tuner.problems.results import Environment, Status, Winner
@@ -110,7 +111,7 @@ def build_files(
     measured with the same kernels.
 
     `row` gives the sidecar's object for a winner; its "config" is the entry. Raises the errors of
-    the layout.
+    the layout, and ExportRefused for a file of another problem or another card.
     """
 
     def key(winner: Winner) -> tuple[Path, str]:
@@ -176,22 +177,30 @@ def _of_kernels(environment: Environment) -> dict[str, Any]:
 def _measured_earlier(
     path: Path, sidecar: Path, newest: Winner, about: Mapping[str, str]
 ) -> dict[int, dict[str, Any]]:
-    """Return the measured rows of an existing sidecar for this problem and the newest kernels.
+    """Return the measured rows of an existing sidecar for the newest kernels; empty if the sidecar
+    is not ours.
 
-    Empty if the sidecar is not ours, or belongs to another problem with this file name.
+    Raises ExportRefused if the file is of another problem or another card, whose servers read it
+    too.
     """
     provenance = read_sidecar(path, sidecar) or {}
     now = _of_kernels(newest.environment)
+    wanted = newest.problem.spec(), newest.environment.device
     try:
-        wanted = {"problem": newest.problem.spec(), **about}
-        if any(provenance[name] != value for name, value in wanted.items()):
-            return {}
         rows: dict[int, dict[str, Any]] = {int(k): v for k, v in provenance["entries"].items()}
-        return {
+        found = {(provenance["problem"], row["environment"]["device"]) for row in rows.values()}
+        kept = {
             size: row
             for size, row in rows.items()
             if row["status"] == Status.OK.value
+            and all(provenance[name] == value for name, value in about.items())
             and all(row["environment"][name] == value for name, value in now.items())
         }
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
+    for spec, device in found - {wanted}:
+        raise ExportRefused(
+            f"{path} is of {spec} on {device}, and servers of both would read it: export to "
+            "another folder, or undo that export first"
+        )
+    return kept

@@ -175,7 +175,6 @@ class LoadProof:
             path = load.wanted if load.by_plugin else ()
             outcomes.setdefault((load.name, load.family, *path), set()).add(load.outcome)
         found += [f"{name}: ranks disagree" for (name, *_), o in outcomes.items() if len(o) > 1]
-        found += [f"{where}: a message about a config file is cut" for where in self.cut]
         found += unseen(self._ranks(), self.deployed)
         return [*found, *_untuned(self), *self.unknown(), *_launch(self)]
 
@@ -189,9 +188,14 @@ class LoadProof:
 
     def unknown(self) -> list[str]:
         """Return a line for each problem that is only a gap in the log."""
+        if not self.loads and not self.cut:
+            return [
+                "no line names a config file: the kernel was not reached, or INFO is not logged"
+            ]
         asked, named = self.asked, {load.name for load in self.loads}
-        rest = self.deployed.names - asked.yes - asked.no - named if self.loads or self.cut else ()
+        rest = self.deployed.names - asked.yes - asked.no - named
         return [
+            *(f"{where}: a message about a config file is cut" for where in self.cut),
             *(
                 f"{load.name}: whether it was tuned is not known: give the bundle before the log"
                 for load in self.loads
@@ -311,7 +315,6 @@ def _untuned(proof: LoadProof) -> Iterator[str]:
     have layers that nobody tuned. Tuned files that the server does not ask for do not count.
     """
     if not proof.loads and not proof.cut:
-        yield "no line names a config file: the kernel was not reached, or INFO is not logged"
         return
     deployed, asked, names = proof.deployed, proof.asked, proof.deployed.names
     for load in proof.loads:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from tuner.export.sized_files import Content, SizedFile, build_files
 from tuner.families.fused_moe.engine import MoeEngine
 from tuner.families.fused_moe.problem import FusedMoe, Gemm, gemm_of
 from tuner.problems.points import Config, Problem
-from tuner.problems.results import Winner
+from tuner.problems.results import Entry, Incumbent, Winner
 
 
 class MoeFile(SizedFile):
@@ -119,6 +119,36 @@ def packaged_files(engine: MoeEngine) -> Iterator[tuple[Path, Path]]:
             yield path.relative_to(engine.package_root), shipped
 
 
+def _with_down(some: Sequence[Winner], winners: Sequence[Winner]) -> list[Winner]:
+    """Return the winners of UP with the times of both gemms, which one entry serves."""
+    down = {
+        (one.problem, one.environment, one.entry.point.batch_size): one.entry
+        for one in winners
+        if gemm_of(one.entry.point) is Gemm.DOWN
+    }
+
+    def whole(up: Entry, other: Entry) -> Entry:
+        incumbents = {
+            name: replace(one, median_us=_sum(one, other.incumbents[name]))
+            for name, one in up.incumbents.items()
+            if name in other.incumbents
+        }
+        return replace(up, median_us=_sum(up, other), incumbents=incumbents)
+
+    found = []
+    for winner in some:
+        key = winner.problem, winner.environment, winner.entry.point.batch_size
+        other = down.get(key)
+        found.append(replace(winner, entry=whole(winner.entry, other)) if other else winner)
+    return found
+
+
+def _sum(up: Entry | Incumbent, down: Entry | Incumbent) -> float | None:
+    if up.median_us is None or down.median_us is None:
+        return None
+    return up.median_us + down.median_us
+
+
 def _layer(problem: Problem) -> FusedMoe:
     assert isinstance(problem, FusedMoe)  # the only family that these files are for
     return problem
@@ -162,6 +192,7 @@ class MoeDelivery(Delivery):
         both = layer.has_down_files()  # otherwise one file and one configuration serve both gemms
         for gemm in (Gemm.DOWN, Gemm.UP) if both else (Gemm.UP,):
             some = [winner for winner in winners if gemm_of(winner.entry.point) is gemm]
+            some = some if both else _with_down(some, winners)
             layout, about = MoeLayout(layer, device, root, gemm), {"gemm": gemm.value}
             files += build_files(some, layout, about=about, kind=MoeFile)
         files.sort(key=lambda file: (file.problem.spec(), file.triton, file.gemm.value))
