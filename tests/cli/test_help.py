@@ -175,6 +175,26 @@ def test_a_mistyped_command_is_told_the_near_one(typed, near):
     assert f"Did you mean {near}" in done.output
 
 
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        ("tune m --attention", ""),
+        ("plan m --dense-gemm", ""),
+        ("export --dir out", ""),
+        ("export --output out", "--out"),
+        ("tune m --gpus 1", "--gpu"),
+        ("jobs submit m --divice H200", "--device"),
+        ("admin keys create ci --scopes read", "--scope"),
+    ],
+)
+def test_an_unknown_option_is_told_a_near_one_or_none(words, near):
+    """An option is not near because of its dashes."""
+    done = RUNNER.invoke(app, words.split())
+    assert done.exit_code == 2
+    option = next(word for word in words.split() if word.startswith("--"))
+    assert set(re.findall(r"--[a-z-]+", done.output)) - {"--help"} == {option, near} - {""}
+
+
 def test_the_engines_names_of_options_are_understood(subtests):
     for name, ours in OPTION_NAMES.items():
         with subtests.test(name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 
 import typer
 from typer.core import TyperGroup
@@ -184,6 +185,16 @@ class Commands(TyperGroup):
         if args and args[0] not in self.commands and (inner := _inside_groups(args[0])):
             ctx.fail(f"No such command '{args[0]}'. Did you mean {' or '.join(inner)}?")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+        try:
+            return super().invoke(ctx)
+        except Exception as error:  # the class of an unknown option depends on typer's release
+            word, near = getattr(error, "option_name", ""), getattr(error, "possibilities", None)
+            if word and near:  # with their dashes, any two short options are near each other
+                bare = word.lstrip("-")
+                error.possibilities = [one for one in near if get_close_matches(bare, [one[2:]])]  # type: ignore[attr-defined]
+            raise
 
     def format_commands(self, ctx, formatter) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
         widest = max(map(len, self.commands))
