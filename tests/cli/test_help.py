@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tuner.cli import complete
 from tuner.cli.commands import app
 from tuner.cli.help import EXAMPLES, OPTION_NAMES, SECTIONS
-from tuner.problems.registry import families
+from tuner.problems.registry import families, parse_problem
 
 RUNNER = CliRunner()
 GROUP = typer.main.get_command(app)
@@ -28,6 +28,7 @@ def commands(group, words: str = "") -> Iterator[str]:
 
 
 ALL = list(commands(GROUP))
+KINDS = [kind for family in families() for kind in family.problems]
 
 
 def run(*words: str) -> str:
@@ -72,6 +73,9 @@ def test_an_example_is_a_command_line_that_is_read(subtests):
             program, *words = shlex.split(example.rpartition("| ")[2])
             assert program == "tuner"
             read(words)
+            for word in words:
+                if word.partition(":")[0] in KINDS:
+                    parse_problem(word)
 
 
 def read(words: list[str]) -> None:

@@ -128,8 +128,10 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "tuner results import results_out/NVIDIA_H200/*.jsonl.gz",
     ),
     "results list": ("tuner results list --server http://tuner:8765",),
-    "results show": ("tuner results show block_gemm:N=3072,K=1536 --device H100",),
-    "results forget": ("tuner results forget block_gemm:N=3072,K=1536 --device H100",),
+    "results show": ("tuner results show channel_gemm:N=3072,K=1536,dtype=fp8_w8a8 --device H100",),
+    "results forget": (
+        "tuner results forget channel_gemm:N=512,K=1536,dtype=fp8_w8a8 --device H100",
+    ),
     "results export": ("tuner results export --device H200 --engine vllm==0.33.0",),
     "results import": ("tuner results import results_out/NVIDIA_H200/*.jsonl.gz",),
     "admin": ("tuner admin keys create alice", "tuner admin workers"),
