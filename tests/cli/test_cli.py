@@ -285,6 +285,8 @@ BAD_INPUT = [
         "--top-k",
     ),
     (["check", DECODE, "--device", "L40S", "--family", "attention", "--tp", "8"], "--tp"),
+    (["check", "{bad_model}", "--device", "L40S"], "config.json: not JSON"),
+    (["check", "{model}", "--device", "L40S"], "config.json: not JSON"),
     (["export", "--device", "L40S", "--out", "{file}", "--into-engine"], "--into-engine"),
     (["tune", "qwen3-32b", "--tp", "2", "--device", "L40S"], "attention (--family attention)"),
     (["tune", "deepseek-r1", "--device", "L40S", "--all", "--family", "attention"], "--family"),
@@ -341,6 +343,7 @@ def _bad_files(folder: Path) -> dict[str, str]:
         (folder / path).write_text(text)
     return {
         **{key: str(folder / path) for key, (path, _) in contents.items()},
+        "model": str(folder / "model"),
         "missing": str(folder / "missing.csv.gz"),
     }
 

@@ -161,9 +161,14 @@ def _check_problems(
 
 
 def _checked_by_model(targets: Sequence[str]) -> Family | None:
-    """Return the family that is checked if a target is a model's name; None for files."""
+    """Return the family that is checked if the targets are models; None for files."""
     from tuner.models.table import model_or_none
 
-    if any(Path(target).exists() or model_or_none(target) is None for target in targets):
-        return None
+    for target in targets:
+        path = Path(target)
+        whole = path / "config.json" if path.is_dir() else path
+        if whole.name == "config.json" and whole.is_file():
+            continue
+        if path.exists() or model_or_none(target) is None:
+            return None
     return next(one for one in families() if hasattr(one.optional("check"), "check_problems"))
