@@ -285,6 +285,12 @@ BAD_INPUT = [
         "--top-k",
     ),
     (["check", DECODE, "--device", "L40S", "--family", "attention", "--tp", "8"], "--tp"),
+    (["check", "{bad_model}", "--device", "L40S"], "config.json: not JSON"),
+    (["check", "{model}", "--device", "L40S"], "config.json: not JSON"),
+    (["check", "{long}", "--device", "L40S"], "File name too long"),
+    (["diff", "{long}", "{model}"], "File name too long"),
+    (["load-proof", "{long}"], "File name too long"),
+    (["preflight", "--node", "n={long}"], "File name too long"),
     (["export", "--device", "L40S", "--out", "{file}", "--into-engine"], "--into-engine"),
     (["tune", "qwen3-32b", "--tp", "2", "--device", "L40S"], "attention (--family attention)"),
     (["tune", "deepseek-r1", "--device", "L40S", "--all", "--family", "attention"], "--family"),
@@ -341,6 +347,8 @@ def _bad_files(folder: Path) -> dict[str, str]:
         (folder / path).write_text(text)
     return {
         **{key: str(folder / path) for key, (path, _) in contents.items()},
+        "model": str(folder / "model"),
+        "long": "a" * 5_000,  # a pasted text
         "missing": str(folder / "missing.csv.gz"),
     }
 

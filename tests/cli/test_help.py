@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tuner.cli import complete
 from tuner.cli.commands import app
 from tuner.cli.help import EXAMPLES, OPTION_NAMES, SECTIONS
-from tuner.problems.registry import families
+from tuner.problems.registry import families, parse_problem
 
 RUNNER = CliRunner()
 GROUP = typer.main.get_command(app)
@@ -28,6 +28,7 @@ def commands(group, words: str = "") -> Iterator[str]:
 
 
 ALL = list(commands(GROUP))
+KINDS = [kind for family in families() for kind in family.problems]
 
 
 def run(*words: str) -> str:
@@ -72,6 +73,9 @@ def test_an_example_is_a_command_line_that_is_read(subtests):
             program, *words = shlex.split(example.rpartition("| ")[2])
             assert program == "tuner"
             read(words)
+            for word in words:
+                if word.partition(":")[0] in KINDS:
+                    parse_problem(word)
 
 
 def read(words: list[str]) -> None:
@@ -173,6 +177,26 @@ def test_a_mistyped_command_is_told_the_near_one(typed, near):
     done = RUNNER.invoke(app, [typed])
     assert done.exit_code == 2
     assert f"Did you mean {near}" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        ("tune m --attention", ""),
+        ("plan m --dense-gemm", ""),
+        ("export --dir out", ""),
+        ("export --output out", "--out"),
+        ("tune m --gpus 1", "--gpu"),
+        ("jobs submit m --divice H200", "--device"),
+        ("admin keys create ci --scopes read", "--scope"),
+    ],
+)
+def test_an_unknown_option_is_told_a_near_one_or_none(words, near):
+    """An option is not near because of its dashes."""
+    done = RUNNER.invoke(app, words.split())
+    assert done.exit_code == 2
+    option = next(word for word in words.split() if word.startswith("--"))
+    assert set(re.findall(r"--[a-z-]+", done.output)) - {"--help"} == {option, near} - {""}
 
 
 def test_the_engines_names_of_options_are_understood(subtests):

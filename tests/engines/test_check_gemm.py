@@ -14,12 +14,14 @@ from tiers import only
 
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine, triton_for
+from tuner.engines.settings import of_class
 from tuner.errors import MalformedConfigFile, UnsupportedKernel
 from tuner.families.attention.check import check_problems as check_attention
 from tuner.families.attention.problem import parse_attention
 from tuner.families.dense_gemm.check import GemmCheck, check_files, check_problems, claims
 from tuner.families.dense_gemm.problem import parse_dense_gemm
 from tuner.problems.points import Config
+from tuner.problems.registry import family_of, parse_problem
 
 L40S = find_device("L40S")
 ENGINE = find_engine("sglang==0.5.23")
@@ -117,7 +119,7 @@ def test_a_kernel_that_does_not_run_is_not_judged() -> None:
     found = check_problems([problem], L40S, ENGINE)
     assert not found.entries
     text = " ".join(found.as_text().split())
-    assert f"{problem.spec()}: without a file, sglang 0.5.23 runs CUTLASS" in text
+    assert f"{problem.spec()}: without a file, sglang 0.5.23 on {L40S.name} runs CUTLASS" in text
     assert text.endswith("0 entries on NVIDIA_L40S: none was checked")
     (runs,) = found.as_json()["runs"]
     assert runs["kernels"][0]["backend"] == "cutlass"
@@ -132,6 +134,10 @@ def test_names_of_other_families_are_not_claimed() -> None:
 
 # What the engine would launch for a model's attention, compiled by real workers
 
+GATED = (
+    "gated_delta:key_heads=16,value_heads=32,key_dim=128,value_dim=128,dtype=bfloat16,"
+    "state_dtype=float32,chain=split"
+)
 MLA = "q_heads=16,kv_heads=1,Lq=576,Lv=512,dtype=bfloat16"
 
 
@@ -187,6 +193,35 @@ def test_both_of_decodes_kernels_are_checked():
     assert report.as_text().endswith("2 kernels of sglang 0.5.16 on NVIDIA_L40S: all fit")
     (runs,) = report.runs
     assert runs.line().endswith("runs Triton here; it reads tuned files")
+
+
+OTHERS = [
+    ("sglang==0.5.16", f"extend_attention:{MLA}", "H100", "FlashAttention 3"),
+    ("sglang==0.5.16", f"decode_attention:{MLA}", "B200", "FlashInfer (TRT-LLM MLA)"),
+    ("vllm==0.33.0", GATED, "H200", "FlashInfer"),
+    # Triton's own launch is refused on this card.
+    ("sglang==0.5.16", "block_gemm:N=512,K=512,dtype=fp8_w8a8,block=128x128", "A100", "Marlin"),
+]
+
+
+@pytest.mark.parametrize(("engine", "text", "device", "kernel"), OTHERS)
+def test_no_family_judges_a_kernel_that_does_not_run(engine, text, device, kernel):
+    problem = parse_problem(text)
+    module: Any = family_of(problem).module("check")
+    found = module.check_problems([problem], find_device(device), find_engine(engine))
+    assert (found.fits, list(found.entries)) == (True, [])
+    said = " ".join(found.as_text().split())
+    assert f"runs {kernel}" in said
+    assert "so there is no entry to compile" in said
+    assert said.endswith(f"on {find_device(device).name}: none was checked")
+
+
+def test_a_models_class_says_what_its_attention_runs():
+    card, engine = find_device("L40S"), find_engine("sglang==0.5.16")
+    problem = parse_attention("decode_attention:q_heads=8,kv_heads=1,Lq=128,Lv=128,dtype=bfloat16")
+    flags = of_class({}, "Llama4ForConditionalGeneration")
+    (runs,) = check_attention([problem], card, engine, flags).runs
+    assert runs.words.endswith("runs Triton here")
 
 
 def test_a_kernel_that_the_version_lacks_is_named():

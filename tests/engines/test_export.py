@@ -385,6 +385,11 @@ def test_the_command_chooses_by_problem_or_model(tmp_path, monkeypatch):
     assert said["model"] == {mine.spec(), *(p.spec() for p in attention.problems)}
     alone = run(app, [*command, "--tp", "16"])
     assert (alone.exit_code, "tuner export MODEL" in alone.stderr) == (2, True)
+    for words in (["export", model, "--tp", "4"], ["report", model, "--tp", "4"]):
+        none = run(app, [*words, *command[1:]])
+        assert (none.exit_code, "did you mean" in none.stderr) == (1, False)
+        step = "run `tuner tune MODEL --device NVIDIA_H200 --engine sglang==0.5.16` first"
+        assert step in " ".join(none.stderr.split())
     unknown = run(app, [*command, "deepseek-r11", "--tp", "16"])
     assert (unknown.exit_code, "did you mean" in unknown.stderr) == (2, True)
 

@@ -74,7 +74,7 @@ class TestPresets:
             (("Hunyuan-A14B", "DeepSeek-V5-Flash", "qwen3.9-35b-a3b", "glm-4.8"), "no suggestion"),
             (
                 ("/nope/DeepSeek-R1", "./DeepSeek-R1", "~/DeepSeek-R1"),
-                "nothing is there: give the path of a config.json",
+                "nothing can be read there: give the path of a config.json",
             ),
         ],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_REFUSED = (errno.EACCES, errno.ENAMETOOLONG)  # pathlib raises these even to ask what is there
 
 app = typer.Typer(
     name="tuner",
@@ -96,7 +99,9 @@ def command_of(of: typer.Typer, name: str) -> Callable[[Callable[P, R]], Callabl
 
 
 def guarded(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a command so that a TunerError prints one line and sets the exit code."""
+    """Wrap a command so that a TunerError, or a path that the system refuses, prints one line and
+    sets the exit code.
+    """
 
     @wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -111,6 +116,11 @@ def guarded(function: Callable[P, R]) -> Callable[P, R]:
         except BrokenPipeError:  # `tuner list models | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
+        except OSError as error:
+            if error.errno not in _REFUSED or not error.filename:
+                raise
+            say(f"tuner: error: {error.filename} cannot be used: {error.strerror}")
+            raise typer.Exit(BadInput.exit_code) from None
 
     return wrapper
 

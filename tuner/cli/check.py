@@ -26,7 +26,7 @@ from tuner.cli.options import (
     Tp,
     WritePatch,
 )
-from tuner.cli.problems import TargetOptions, asked_model, resolve
+from tuner.cli.problems import TargetOptions, asked_model, divided, resolve
 from tuner.cli.remedy import write_remedy
 from tuner.cli.runs import print_reports, say_other_triton, waiting
 from tuner.cli.targets import read_command_target
@@ -91,7 +91,7 @@ def check(
         served = model, tp, dtype
         reports = _check_files(paths, [*map(Path, targets)], device, found, served, choice)
     else:
-        reports = _check_problems(targets, device, found, tp, choice, family)
+        reports = _check_problems(targets, device, found, (tp, dtype), choice, family)
     for runs in (one for report in reports for one in getattr(report, "runs", ())):
         say(runs.line())
     say_other_triton(found)
@@ -133,11 +133,13 @@ def _check_problems(
     targets: Sequence[str],
     device: str,
     engine: Engine,
-    tp: int,
+    served: tuple[int, str | None],
     choice: FamilyChoice,
     family: Family,
 ) -> list[Any]:
-    """Check the configurations that an engine launches for a model's kernels of a family."""
+    """Check the configurations that an engine launches for a model's kernels of a family. The
+    model's tp and dtype are `served`.
+    """
     from tuner.devices.here import device_or_here
 
     if len(targets) > 1:
@@ -145,7 +147,8 @@ def _check_problems(
     card = device_or_here(device)
     named = read_command_target(targets[0])
     choice = replace(choice, names=(family.name,))
-    resolved = resolve(TargetOptions(named, card, engine.name, engine.version, tp), choice)
+    asked = TargetOptions(named, card, engine.name, engine.version, *served, named.settings(""))
+    resolved = resolve(asked, choice)
     for note in resolved.notes:
         say(note)
     module: Any = resolved.family.optional("check")
@@ -153,13 +156,19 @@ def _check_problems(
         what = f"{resolved.family.title} cannot be checked by a model"
         raise BadInput(f"{what}: give its config files, if {engine.name} has some")
     with waiting(f"compiling {engine.name}'s own configurations"):
-        return [module.check_problems(resolved.problems, card, engine)]
+        flags = divided(asked.flags, engine.name, choice)
+        return [module.check_problems(resolved.problems, card, engine, flags)]
 
 
 def _checked_by_model(targets: Sequence[str]) -> Family | None:
-    """Return the family that is checked if a target is a model's name; None for files."""
+    """Return the family that is checked if the targets are models; None for files."""
     from tuner.models.table import model_or_none
 
-    if any(Path(target).exists() or model_or_none(target) is None for target in targets):
-        return None
+    for target in targets:
+        path = Path(target)
+        whole = path / "config.json" if path.is_dir() else path
+        if whole.name == "config.json" and whole.is_file():
+            continue
+        if path.exists() or model_or_none(target) is None:
+            return None
     return next(one for one in families() if hasattr(one.optional("check"), "check_problems"))

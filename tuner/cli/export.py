@@ -189,9 +189,10 @@ def report(
     card, found = device_or_here(device), find_engine(engine)
     asked, flags = asked_model(model, server_args, card, found, tp, dtype)
     wanted = problems_to_ship(problem or (), asked, choice)
+    named = [parse_problem(spec) for spec in problem or ()]
     with open_results(server) as store:
         stored = store.winners(device=card.name, engine=found.name, engine_version=found.version)
-    winners = wanted_winners(wanted, stored, card, found)
+    winners = wanted_winners(wanted, stored, card, found, named)
     winners = for_servers(
         winners, card, (found.name, found.version), divided(flags, found.name, choice)
     )

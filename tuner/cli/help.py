@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 
 import typer
 from typer.core import TyperGroup
@@ -127,8 +128,10 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "tuner results import results_out/NVIDIA_H200/*.jsonl.gz",
     ),
     "results list": ("tuner results list --server http://tuner:8765",),
-    "results show": ("tuner results show block_gemm:N=3072,K=1536 --device H100",),
-    "results forget": ("tuner results forget block_gemm:N=3072,K=1536 --device H100",),
+    "results show": ("tuner results show channel_gemm:N=3072,K=1536,dtype=fp8_w8a8 --device H100",),
+    "results forget": (
+        "tuner results forget channel_gemm:N=512,K=1536,dtype=fp8_w8a8 --device H100",
+    ),
     "results export": ("tuner results export --device H200 --engine vllm==0.33.0",),
     "results import": ("tuner results import results_out/NVIDIA_H200/*.jsonl.gz",),
     "admin": ("tuner admin keys create alice", "tuner admin workers"),
@@ -184,6 +187,16 @@ class Commands(TyperGroup):
         if args and args[0] not in self.commands and (inner := _inside_groups(args[0])):
             ctx.fail(f"No such command '{args[0]}'. Did you mean {' or '.join(inner)}?")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+        try:
+            return super().invoke(ctx)
+        except Exception as error:  # the class of an unknown option depends on typer's release
+            word, near = getattr(error, "option_name", ""), getattr(error, "possibilities", None)
+            if word and near:  # with their dashes, any two short options are near each other
+                bare = word.lstrip("-")
+                error.possibilities = [one for one in near if get_close_matches(bare, [one[2:]])]  # type: ignore[attr-defined]
+            raise
 
     def format_commands(self, ctx, formatter) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
         widest = max(map(len, self.commands))

@@ -26,6 +26,7 @@ from tuner.export.selection import (
     left_out_lines,
     select,
     wholly_named,
+    winners_of,
     with_shipped,
 )
 from tuner.export.summary import ExportSummary, shelf_notes, triton_notes
@@ -170,7 +171,7 @@ def choose(
     for are left out. Then leave out winners whose files are not advised for servers that are
     started with `flags`: perhaps all winners.
     """
-    found = wanted_winners(wanted, winners, device, engine)
+    found = wanted_winners(wanted, winners, device, engine, named)
     loaded, left_out = loadable(found, engine, into_engine=out is None)
     kept = loaded
     if not allow_predicted:
@@ -190,25 +191,36 @@ def choose(
 
 
 def wanted_winners(
-    wanted: Sequence[Problem], winners: Sequence[Winner], device: Device, engine: Engine
+    wanted: Sequence[Problem],
+    winners: Sequence[Winner],
+    device: Device,
+    engine: Engine,
+    named: Sequence[Problem],
 ) -> Sequence[Winner]:
     """Return all problems' winners that the store has for a device, or the winners of the `wanted`
     problems if there are any; see `select`. A problem that only the shelf has must be wanted.
 
-    Raises ExportRefused if there are none.
+    Raises ExportRefused if there are none, with the nearest problem if a user `named` the first.
     """
     own = {winner.problem for winner in winners if not winner.from_shelf}
     found = winners if wanted else [winner for winner in winners if winner.problem in own]
+    typed = wanted[0].spec() if wanted and wanted[0] in named else ""
+    if wanted:
+        chosen = typed and found
+        found = select(found, wanted, device, engine) if chosen else winners_of(found, wanted)
     if not found:
-        name = ", or name a model: the shelf has files for some" if winners else ""
-        tune = command_line("tuner", "tune", "MODEL", "--device", device.name)
+        name = ", or name a model: the shelf has files for some" if winners and not wanted else ""
+        spec, of = f"{engine.name}=={engine.version}", f"{wanted[0].spec()} on " if wanted else ""
+        tune = command_line(
+            "tuner", "tune", typed or "MODEL", "--device", device.name, "--engine", spec
+        )
         raise ExportRefused(
-            f"the store has no winners for {device.name} with {engine.name} {engine.version}: ",
+            f"the store has no winners for {of}{device.name} with {engine.name} {engine.version}: ",
             cli=f"run `{tune}` first{name}",
             api=f"post a job for the device {device.name} first",
             page=f"queue a job for the device {device.name} first",
         )
-    return with_shipped(select(found, wanted, device, engine) if wanted else found)
+    return with_shipped(found)
 
 
 def loadable(

@@ -12,20 +12,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 from tuner.compile import Farm, KernelCompiler
 from tuner.compile.candidates import Binder, Companions
 from tuner.devices.table import Device
-from tuner.engines.dispatch import Runs, engine_runs
+from tuner.engines.dispatch import Runs, engine_runs, what_runs
 from tuner.engines.engine import Engine, triton_for
-from tuner.problems.points import Candidate, Config, Part, Problem
+from tuner.problems.points import TRITON, Candidate, Config, Part, Problem
 from tuner.problems.results import Compiled, Status
 from tuner.render import folded, verdicts
 
 NULL = "null"  # the status of an entry that leaves its size to a kernel that is not Triton's
 _NOTHING = Compiled(Status.OK)  # of such an entry
 _NAMED = 6  # names that a message lists
+NO_FLAGS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ P = TypeVar("P", bound=Problem)
 class CheckGroup(Generic[P]):
     """The entries to check of a file, or of a problem without a file."""
 
-    name: str  # the file's path, or the default that the engine runs
+    # The file's path, or the default that the engine runs; without entries: why nothing is checked.
+    name: str
     problem: P
     binder: Binder
     entries: Sequence[EntryToCheck]
@@ -229,17 +231,45 @@ def check_groups(
     device: Device,
     engine: Engine,
     notes: Sequence[str] = (),
+    flags: Mapping[str, str] = NO_FLAGS,
 ) -> C:
-    """Compile every entry with the Triton that the engine runs, and report."""
+    """Compile every entry with the Triton that the engine runs, and report. `flags` are the
+    server's.
+    """
     with Farm(triton=triton_for(engine)) as farm:
         entries = compile_groups(farm, groups, device)
     warnings = {group.name: group.warning for group in groups if group.warning}
-    return kind(device, entries, runs_of(groups, device, engine), warnings, notes)
+    told = [*notes, *(group.name for group in groups if not group.entries)]
+    return kind(device, entries, runs_of(groups, device, engine, flags), warnings, told)
 
 
-def runs_of(groups: Sequence[CheckGroup[Any]], device: Device, engine: Engine) -> Sequence[Runs]:
+def runs_of(
+    groups: Sequence[CheckGroup[Any]],
+    device: Device,
+    engine: Engine,
+    flags: Mapping[str, str] = NO_FLAGS,
+) -> Sequence[Runs]:
     """Return the kernels that the engine runs for the groups' problems."""
-    return engine_runs(engine.name, engine.version, (group.problem for group in groups), device)
+    problems = [group.problem for group in groups]
+    return engine_runs(engine.name, engine.version, problems, device, flags)
+
+
+def other_kernel(
+    problem: P, device: Device, engine: Engine, flags: Mapping[str, str]
+) -> CheckGroup[P] | None:
+    """Return a group without entries if a server runs another kernel than Triton's for a problem;
+    None if it runs Triton's, or if that is not known.
+    """
+    runs = what_runs(engine.name, engine.version, problem, device, flags)
+    if not runs or runs.older or runs.doubt or any(one.backend == TRITON for one in runs.kernels):
+        return None
+    file = "without a file, " * any(one.by_file for one in runs.kernels)
+    why = f"{problem.spec()}: {file}{runs.words}, so there is no entry to compile"
+    return CheckGroup(why, problem, _no_binder, ())
+
+
+def _no_binder(candidate: Candidate) -> NoReturn:
+    raise AssertionError(f"nothing is compiled: {candidate}")
 
 
 def _candidates(group: CheckGroup[Any]) -> list[Candidate]:

@@ -72,7 +72,7 @@ def find_preset(text: str) -> Model:
     if text.startswith(_PATHS):
         raise UnknownModel(
             f"no preset is called {text[:200]!r}",
-            cli=", and nothing is there: give the path of a config.json",
+            cli=", and nothing can be read there: give the path of a config.json",
             api=_CONFIG_IN_API,
             page=_CONFIG_ON_PAGES,
         )

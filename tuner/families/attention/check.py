@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,13 @@ from tuner.families.attention.kernels import AttentionKernels
 from tuner.families.attention.problem import Attention, AttentionPart, AttentionPhase
 from tuner.families.attention.space import smaller_configs
 from tuner.families.check import (
+    NO_FLAGS,
     Check,
     CheckedEntry,
     CheckGroup,
     EntryToCheck,
     compile_groups,
+    other_kernel,
     runs_of,
 )
 from tuner.problems.points import Candidate, Config, Point
@@ -72,7 +74,11 @@ class AttentionCheck(Check[CheckedKernel]):
 
     def as_text(self) -> str:
         lines = remedy_lines(self.remedy, self.engine) if self.remedy else ()
-        return folded("\n".join([*self.tables(), self.device.shared_limit, self.closing(), *lines]))
+        return folded(
+            "\n".join(
+                [*self.tables(), *self.notes, self.device.shared_limit, self.closing(), *lines]
+            )
+        )
 
     def table(self, entries: Sequence[CheckedKernel]) -> str:
         rows = [
@@ -83,7 +89,7 @@ class AttentionCheck(Check[CheckedKernel]):
         return "\n".join([table((*self.columns, "verdict"), rows), *whys])
 
     def closing(self) -> str:
-        verdict = self.counted("would crash", "all fit")
+        verdict = self.counted("would crash", "all fit") if self.entries else "none was checked"
         many = "kernel" if len(self.entries) == 1 else "kernels"
         return f"{len(self.entries)} {many} of {self.engine} on {self.device.name}: {verdict}"
 
@@ -101,16 +107,26 @@ def remedy_lines(remedy: Remedy, engine: str) -> list[str]:
     return [*lines, *remedy.notes]
 
 
-def check_problems(problems: Sequence[Attention], device: Device, engine: Engine) -> AttentionCheck:
-    """Compile the kernels that the engine would launch for the problems on the device.
+def check_problems(
+    problems: Sequence[Attention],
+    device: Device,
+    engine: Engine,
+    flags: Mapping[str, str] = NO_FLAGS,
+) -> AttentionCheck:
+    """Compile the kernels that the engine would launch for the problems on the device. `flags` are
+    the server's.
 
+    If another library runs a problem, nothing of the problem is compiled, and a note says so.
     Compiled kernels do not depend on the batch, so a single point of each part is enough. Raises
     UnsupportedKernel if the engine has no kernel for a problem.
     """
     attention = attention_engine(engine)
     kernels = attention.lift(device.target.platform)
     run = [_as_the_engine_runs(problem, attention, device) for problem in problems]
-    groups = [_group(problem, kernels, device) for problem in run]
+    groups = [
+        other_kernel(problem, device, engine, flags) or _group(problem, kernels, device)
+        for problem in run
+    ]
     with Farm(triton=triton_for(engine)) as farm:
         found = compile_groups(farm, groups, device)
         asked = [(group.problem, one.candidate) for group in groups for one in group.entries]
@@ -120,8 +136,9 @@ def check_problems(problems: Sequence[Attention], device: Device, engine: Engine
         ]
         too_large = [one for (one, _), entry in zip(asked, found, strict=True) if _large(entry)]
         remedy = _remedy(farm, attention, device, too_large)
-    runs = runs_of(groups, device, engine)
-    return AttentionCheck(device, entries, runs, engine=kernels.origin, remedy=remedy)
+    runs = runs_of(groups, device, engine, flags)
+    notes = [group.name for group in groups if not group.entries]
+    return AttentionCheck(device, entries, runs, notes=notes, engine=kernels.origin, remedy=remedy)
 
 
 def _group(

@@ -11,10 +11,17 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import read_any_fields
-from tuner.engines.dispatch import what_runs
 from tuner.engines.engine import Engine
 from tuner.errors import UnsupportedKernel
-from tuner.families.check import Check, CheckedEntry, CheckGroup, EntryToCheck, check_groups
+from tuner.families.check import (
+    NO_FLAGS,
+    Check,
+    CheckedEntry,
+    CheckGroup,
+    EntryToCheck,
+    check_groups,
+    other_kernel,
+)
 from tuner.families.dense_gemm.engine import GemmEngine, GemmKernels, gemm_engine
 from tuner.families.dense_gemm.problem import BATCH_SIZES, DenseGemm, DensePart
 from tuner.families.dense_gemm.space import config_cells
@@ -75,18 +82,21 @@ def check_files(
     return check_groups(GemmCheck, groups, device, engine)
 
 
-def check_problems(problems: Sequence[DenseGemm], device: Device, engine: Engine) -> GemmCheck:
+def check_problems(
+    problems: Sequence[DenseGemm],
+    device: Device,
+    engine: Engine,
+    flags: Mapping[str, str] = NO_FLAGS,
+) -> GemmCheck:
     """Compile the entries that the engine would run for the problems: shipped entries or defaults.
+    `flags` are the server's.
 
     If another library runs a problem that has no file, nothing of the problem is compiled, and a
     note says so. Raises UnsupportedKernel if the engine has no kernel for a problem.
     """
     gemm = gemm_engine(engine)
-    groups = [_group_of_problem(problem, gemm, device) for problem in problems]
-    notes = [
-        f"{group.name}, so there is no entry to compile" for group in groups if not group.entries
-    ]
-    return check_groups(GemmCheck, groups, device, engine, notes)
+    groups = [_group_of_problem(problem, gemm, device, engine, flags) for problem in problems]
+    return check_groups(GemmCheck, groups, device, engine, flags=flags)
 
 
 def ladder_warning(sizes: Mapping[int, Config]) -> str:
@@ -114,7 +124,11 @@ def _group_of_file(path: Path, gemm: GemmEngine, device: Device) -> CheckGroup[D
 
 
 def _group_of_problem(
-    problem: DenseGemm, gemm: GemmEngine, device: Device
+    problem: DenseGemm,
+    gemm: GemmEngine,
+    device: Device,
+    engine: Engine,
+    flags: Mapping[str, str],
 ) -> CheckGroup[DenseGemm]:
     """Return the file that the engine ships for the problem, else its default.
 
@@ -123,11 +137,8 @@ def _group_of_problem(
     path = gemm.find_file(gemm.package_root, problem, device)
     if path is not None:
         return _group_of_file(path, gemm, device)
-    runs = what_runs(gemm.name, gemm.version, problem, device)
-    kernel = runs.without_us() if runs else None
-    if kernel and kernel.by_file:
-        name = f"{problem.spec()}: without a file, {gemm.name} {gemm.version} runs {kernel.name}"
-        return _group(name, problem, {}, gemm, device)
+    if group := other_kernel(problem, device, engine, flags):
+        return group
     kernels = gemm.lift(device.target.platform)
     first: dict[Config, int] = {}  # the engine's default is the same for most sizes
     for size in BATCH_SIZES:

@@ -11,7 +11,15 @@ from typing import Any
 
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine
-from tuner.families.check import Check, CheckedEntry, CheckGroup, EntryToCheck, check_groups
+from tuner.families.check import (
+    NO_FLAGS,
+    Check,
+    CheckedEntry,
+    CheckGroup,
+    EntryToCheck,
+    check_groups,
+    other_kernel,
+)
 from tuner.families.scans.engine import scan_engine
 from tuner.families.scans.files import file_name, read_scan_file
 from tuner.families.scans.scan import ScanProblem, kernel_of, tokens_of
@@ -73,13 +81,23 @@ def check_files(
     return check_groups(ScanCheck, groups, device, engine)
 
 
-def check_problems(problems: Sequence[ScanProblem], device: Device, engine: Engine) -> ScanCheck:
+def check_problems(
+    problems: Sequence[ScanProblem],
+    device: Device,
+    engine: Engine,
+    flags: Mapping[str, str] = NO_FLAGS,
+) -> ScanCheck:
     """Compile the configurations that the engine has for the problems: its constants, or its list.
+    `flags` are the server's.
 
+    If another library runs a problem, nothing of the problem is compiled, and a note says so.
     Raises UnsupportedKernel for a release without the kernels.
     """
     groups = []
     for problem in problems:
+        if group := other_kernel(problem, device, engine, flags):
+            groups.append(group)
+            continue
         kernels = scan_engine(engine, problem.family).lift(device.target.platform)
         asked: list[tuple[Point, Config]] = []
         for part in problem.parts:
@@ -89,7 +107,7 @@ def check_problems(problems: Sequence[ScanProblem], device: Device, engine: Engi
             asked += [(point, one) for one in ([own] if own else kernels.listed(*about))]
         name = f"{problem.spec()}: the configurations of {engine.name} {engine.version}"
         groups.append(_group(name, problem, asked, device, engine))
-    return check_groups(ScanCheck, groups, device, engine)
+    return check_groups(ScanCheck, groups, device, engine, flags=flags)
 
 
 def _group(
