@@ -106,6 +106,16 @@ def test_the_units_are_good(tmp_path):
     subprocess.run(["systemd-analyze", "calendar", calendar[1]], check=True, capture_output=True)
 
 
+def test_the_timer_s_night_reads_the_key_as_cron_s_does():
+    """The copy that systemd makes of a credential has the mode 0440: others might read it."""
+    unit = (DOCKER / "systemd" / "tuner-night.service").read_text()
+    cron = (DOCKER / "night" / "tuner-night.cron").read_text()
+    for name in ("TUNER_SERVER", "TUNER_API_KEY_FILE"):
+        (value,) = re.findall(f"^{name}=(.*)$", cron, re.MULTILINE)
+        assert f"\nEnvironment={name}={value}\n" in unit
+    assert "LoadCredential" not in unit
+
+
 def test_the_cron_job_is_good():
     job = yaml.safe_load((DOCKER / "night" / "cronjob.yaml").read_text())
     assert job["kind"] == "CronJob"
