@@ -306,7 +306,7 @@ def read_watch_list(path: Path) -> WatchList:
     if not isinstance(rows, list):
         raise MalformedWatchList(f"{path}: write [[watch]], with two brackets, for each watch")
     return WatchList(
-        tuple(read_watch(row, f"watch {i + 1}") for i, row in enumerate(rows)), revalidate
+        tuple(read_watch(row, f"{path}: watch {i + 1}") for i, row in enumerate(rows)), revalidate
     )
 
 
@@ -333,29 +333,29 @@ def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
         table = Table(
             dict(values) if isinstance(values, Mapping) else values, where, MalformedWatchList
         )
-        watch = Watch(
-            models=tuple(table.strings("models", ())),
-            devices=tuple(table.strings("devices", ())),
-            tp=_counts(table, "tp", [1]),
-            ep=_counts(table, "ep", [1]),
-            dtypes=tuple(table.strings("dtypes", ())),
-            batch_sizes=_counts(table, "batch_sizes", []),
-            engine=table.text("engine", None, "sglang"),
-            measure=table.text("measure", None, "gpu"),
-            effort=table.text("effort", None, "standard"),
-            families=_families(table),
-            architecture=table.text("architecture", None, ""),
-            checkpoint=table.text("checkpoint", None, ""),
-            server_args=table.text("server_args", None, ""),
-            hidden=tuple(parse_problem(one).spec() for one in table.strings("hidden", ())),
-        )
-        table.done()
+        given: dict[str, Any] = {
+            "models": tuple(table.strings("models", ())),
+            "devices": tuple(table.strings("devices", ())),
+            "tp": _counts(table, "tp", [1]),
+            "ep": _counts(table, "ep", [1]),
+            "dtypes": tuple(table.strings("dtypes", ())),
+            "batch_sizes": _counts(table, "batch_sizes", []),
+            "engine": table.text("engine", None, "sglang"),
+            "measure": table.text("measure", None, "gpu"),
+            "effort": table.text("effort", None, "standard"),
+            "families": _families(table),
+            "architecture": table.text("architecture", None, ""),
+            "checkpoint": table.text("checkpoint", None, ""),
+            "server_args": table.text("server_args", None, ""),
+            "hidden": tuple(parse_problem(one).spec() for one in table.strings("hidden", ())),
+        }
+        table.done()  # before the values: a misspelt field is not called missing
+        return Watch(**given)
     except MalformedWatchList:
         raise
     except BadInput as error:
         text = f"{where}: {error.message}"
         raise MalformedWatchList(text, cli=error.cli, api=error.api, page=error.page) from None
-    return watch
 
 
 def named(watch: Watch) -> Watch:
