@@ -36,7 +36,7 @@ from typing import Any
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import parse_spec
 from tuner.engines.settings import flags_to_keep, server_settings, settings_to_keep
-from tuner.errors import BadInput, MalformedWatchList, TunerError
+from tuner.errors import BadInput, MalformedWatchList, TunerError, UnknownModel
 from tuner.files import Table, parse_toml
 from tuner.jobs.job import JobRequest
 from tuner.jobs.model_jobs import ModelJobs, model_jobs
@@ -172,6 +172,8 @@ class Watch:
         if running:
             model = find_preset(running.model).name
             flags = {**server_settings(running.server_args or ""), **flags}
+        else:
+            check_model(model)
         serving = Serving(
             engine=name,
             engine_version=version,
@@ -363,6 +365,8 @@ def named(watch: Watch) -> Watch:
 
     Of the servers' flags it has the flags that count. Raises BadInput.
     """
+    for model in watch.models:
+        check_model(model)
     return replace(
         watch,
         models=tuple(map(model_name, watch.models)),
@@ -389,7 +393,18 @@ def check_model(text: str) -> None:
     elif find_family(text) is not None:
         parse_problem(text)
     else:
-        model_name(text)
+        try:
+            model_name(text)
+        except UnknownModel as error:  # no file is read here, so none is asked for
+            steps = _STEPS if error.cli else {}
+            raise UnknownModel(error.message, **steps) from None
+
+
+_STEPS = {
+    "cli": "; see `tuner list models`, or name a problem or a server's URL",
+    "api": "; GET /v1/models lists the presets",
+    "page": ": the page Models lists the known models",
+}
 
 
 def is_preset(text: str) -> bool:
