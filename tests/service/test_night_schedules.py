@@ -68,15 +68,17 @@ def test_exit_codes_tell_an_impossible_watch_from_a_server_that_is_away(server, 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert night(command, server.url, key_file).returncode == 0  # it was done
     server.call("POST", "/v1/watches", {**watch, "tp": [7]})
-    forced = f"{command.partition(' >')[0]} --force"
-    impossible = night(forced, server.url, key_file)
+    run = command.partition(" >")[0]
+    impossible = night(f"{run} --force", server.url, key_file)
     assert impossible.returncode == 1
     assert "tp=7" in impossible.stdout
-    away = night(command, f"http://127.0.0.1:{free_port()}", key_file)
+    mailed = night(command.replace(run, f"{run} --force"), server.url, key_file)
+    assert mailed.stdout == "exit code 1: see tuner nightly run --last\n"
+    away = night(run, f"http://127.0.0.1:{free_port()}", key_file)
     assert away.returncode == 75
     assert "does not answer" in away.stderr
     key_file.write_text("tuner_" + "0" * 64)
-    assert night(command, server.url, key_file).returncode == 2
+    assert night(run, server.url, key_file).returncode == 2
 
 
 def test_a_store_that_is_away_is_told_too(tmp_path):
