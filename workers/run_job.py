@@ -2,12 +2,14 @@
 
 It reads a lease a line from stdin, does its job, and answers with a line on stdout. It writes to
 the store under the lease. Its parent claims jobs, sends heartbeats and sees cancels. The process
-ends, with all processes that it has started, when its stdin ends.
+ends, with all processes that it has started, when its stdin ends. It ignores SIGTERM, which systemd
+sends to all processes of a worker: its parent ends it, and gives the job back.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -49,6 +51,7 @@ STORE_AGAIN_S = 1.0
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parent = ParentPipes()
     settings = read_settings()
     with open_database(settings.database_url) as database:

@@ -36,7 +36,7 @@ from typing import Any
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import parse_spec
 from tuner.engines.settings import flags_to_keep, server_settings, settings_to_keep
-from tuner.errors import BadInput, MalformedWatchList, TunerError
+from tuner.errors import BadInput, MalformedWatchList, TunerError, UnknownModel
 from tuner.files import Table, parse_toml
 from tuner.jobs.job import JobRequest
 from tuner.jobs.model_jobs import ModelJobs, model_jobs
@@ -172,6 +172,8 @@ class Watch:
         if running:
             model = find_preset(running.model).name
             flags = {**server_settings(running.server_args or ""), **flags}
+        else:
+            check_model(model)
         serving = Serving(
             engine=name,
             engine_version=version,
@@ -306,7 +308,7 @@ def read_watch_list(path: Path) -> WatchList:
     if not isinstance(rows, list):
         raise MalformedWatchList(f"{path}: write [[watch]], with two brackets, for each watch")
     return WatchList(
-        tuple(read_watch(row, f"watch {i + 1}") for i, row in enumerate(rows)), revalidate
+        tuple(read_watch(row, f"{path}: watch {i + 1}") for i, row in enumerate(rows)), revalidate
     )
 
 
@@ -333,29 +335,29 @@ def read_watch(values: Mapping[str, Any], where: str = "the watch") -> Watch:
         table = Table(
             dict(values) if isinstance(values, Mapping) else values, where, MalformedWatchList
         )
-        watch = Watch(
-            models=tuple(table.strings("models", ())),
-            devices=tuple(table.strings("devices", ())),
-            tp=_counts(table, "tp", [1]),
-            ep=_counts(table, "ep", [1]),
-            dtypes=tuple(table.strings("dtypes", ())),
-            batch_sizes=_counts(table, "batch_sizes", []),
-            engine=table.text("engine", None, "sglang"),
-            measure=table.text("measure", None, "gpu"),
-            effort=table.text("effort", None, "standard"),
-            families=_families(table),
-            architecture=table.text("architecture", None, ""),
-            checkpoint=table.text("checkpoint", None, ""),
-            server_args=table.text("server_args", None, ""),
-            hidden=tuple(parse_problem(one).spec() for one in table.strings("hidden", ())),
-        )
-        table.done()
+        given: dict[str, Any] = {
+            "models": tuple(table.strings("models", ())),
+            "devices": tuple(table.strings("devices", ())),
+            "tp": _counts(table, "tp", [1]),
+            "ep": _counts(table, "ep", [1]),
+            "dtypes": tuple(table.strings("dtypes", ())),
+            "batch_sizes": _counts(table, "batch_sizes", []),
+            "engine": table.text("engine", None, "sglang"),
+            "measure": table.text("measure", None, "gpu"),
+            "effort": table.text("effort", None, "standard"),
+            "families": _families(table),
+            "architecture": table.text("architecture", None, ""),
+            "checkpoint": table.text("checkpoint", None, ""),
+            "server_args": table.text("server_args", None, ""),
+            "hidden": tuple(parse_problem(one).spec() for one in table.strings("hidden", ())),
+        }
+        table.done()  # before the values: a misspelt field is not called missing
+        return Watch(**given)
     except MalformedWatchList:
         raise
     except BadInput as error:
         text = f"{where}: {error.message}"
         raise MalformedWatchList(text, cli=error.cli, api=error.api, page=error.page) from None
-    return watch
 
 
 def named(watch: Watch) -> Watch:
@@ -363,6 +365,8 @@ def named(watch: Watch) -> Watch:
 
     Of the servers' flags it has the flags that count. Raises BadInput.
     """
+    for model in watch.models:
+        check_model(model)
     return replace(
         watch,
         models=tuple(map(model_name, watch.models)),
@@ -389,7 +393,18 @@ def check_model(text: str) -> None:
     elif find_family(text) is not None:
         parse_problem(text)
     else:
-        model_name(text)
+        try:
+            model_name(text)
+        except UnknownModel as error:  # no file is read here, so none is asked for
+            steps = _STEPS if error.cli else {}
+            raise UnknownModel(error.message, **steps) from None
+
+
+_STEPS = {
+    "cli": "; see `tuner list models`, or name a problem or a server's URL",
+    "api": "; GET /v1/models lists the presets",
+    "page": ": the page Models lists the known models",
+}
 
 
 def is_preset(text: str) -> bool:

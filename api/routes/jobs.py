@@ -32,7 +32,7 @@ from api.schemas_jobs import (
 )
 from api.state import Api, ApiDep
 from api.streams import ENDS, FollowedJob
-from tuner.errors import BadInput, IdempotencyConflict, UnusableStore
+from tuner.errors import BadInput, IdempotencyConflict, ServerUnavailable, UnusableStore
 from tuner.jobs.job import JobEvent, JobRequest, Priority, Submitted
 from tuner.store.keys import Scope
 
@@ -127,7 +127,7 @@ def submit_jobs(
                 notes.append(said)
                 items.append({"problem": None})
                 continue
-        except BadInput as error:
+        except (BadInput, ServerUnavailable) as error:
             problem = problem_of(error, request_id(request), on_page=wants_page(request.scope))
         items.append({"job": None, "problem": problem.model_dump(exclude_defaults=True)})
     answers = _submit(wanted, body, caller, api, idempotency_key)

@@ -192,6 +192,7 @@ def test_errors_name_files_as_they_are_called(shell):
     key = shell.folder / "key"
     key.write_text("x")
     key.chmod(0o644)
+    shell.folder.chmod(0o755)
     with pytest.raises(BadInput) as open_key:
         api_key({"TUNER_API_KEY_FILE": str(key)})
     assert shell.read(str(open_key.value)) == [["chmod", "600", str(key)]]

@@ -13,6 +13,7 @@ from attention_cases import fill
 from databases import both_databases
 from job_submitter import go_on, submitting
 
+from api.paging import cursor_at
 from api.settings import ApiSettings
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.jobs.job import Job, JobFilter, JobState
@@ -250,6 +251,17 @@ class TestResults:
             after = page["next"] and f"&after={page['next']}"
         assert len(found) == len(set(found)) == 100
         assert found[0][0] == "down" and found[-1][0] == "up"
+
+    @pytest.mark.parametrize(
+        "odd", [[1 << 31, "k"], [True, "k"], [-1, "k"], [1, "\0"], [1, "\ud800"]]
+    )
+    def test_a_made_up_place_among_trials_is_refused(self, server, leases, odd):
+        size, key = odd
+        job_id = server.submit()["id"]
+        work(leases)
+        after = cursor_at(["up", size, 0, 0, key, "triton"])
+        path = f"/v1/jobs/{job_id}/trials?after={after}"
+        assert "take `next` of the page before" in server.call("GET", path).problem(422)
 
     def test_an_export_is_the_same_tar_each_time(self, server, leases):
         nothing = server.call("GET", "/v1/exports/L40S.tar").problem(409)

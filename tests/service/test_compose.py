@@ -29,6 +29,7 @@ from tuner.devices.here import VISIBLE
 from tuner.engines.engine import find_engine
 from tuner.errors import BadInput
 from tuner.files import parse_toml
+from tuner.jobs.client import api_key
 from tuner.measure import gpu_lock
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,17 @@ def secrets(tmp_path):
     folder = tmp_path / "secrets"
     subprocess.run(["sh", ROOT / "docker" / "make_secrets.sh", folder], check=True)
     return folder
+
+
+def test_the_command_line_takes_the_key_as_the_containers_do(secrets):
+    """As docs/operations.md says it; a container's user could not read it with the mode 0600."""
+    text = (ROOT / "docs" / "operations.md").read_text()
+    assert "TUNER_API_KEY_FILE=secrets/admin_key" in text
+    file = secrets / "admin_key"
+    assert api_key({"TUNER_API_KEY_FILE": str(file)}) == file.read_text()
+    secrets.chmod(0o755)
+    with pytest.raises(BadInput, match="others may read the key"):
+        api_key({"TUNER_API_KEY_FILE": str(file)})
 
 
 @pytest.mark.parametrize("name", ["docker-compose.yml", "docker-compose.worker.yml"])

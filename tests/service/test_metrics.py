@@ -3,7 +3,7 @@
 import os
 import signal
 import socket
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from subprocess import PIPE, run
 
@@ -17,13 +17,13 @@ from worker_processes import REPLAY, descendants, embedded, replay, wait_for
 from worker_processes import running as is_running
 
 from api.settings import ApiSettings
-from tuner.jobs.job import JobState
+from tuner.jobs.job import JobFilter, JobState
 from tuner.store.connect import connect
-from tuner.store.database import Database
+from tuner.store.database import Database, utc_now
 from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
 from tuner.store.nights import NightStore
-from tuner.store.workers import Figures
+from tuner.store.workers import Figures, WorkerStore
 from workers.metrics import Metrics
 from workers.settings import Settings
 
@@ -50,6 +50,23 @@ def test_a_series_does_not_vanish_at_zero(server, store_url):
 def scrape_after_cancel(server: Server, job: str) -> Scrape:
     assert server.call("POST", f"/v1/jobs/{job}/cancel").status == 200
     return scrape(server)
+
+
+@both_databases
+def test_a_drained_worker_takes_no_jobs(server, store_url):
+    """So `TunerNoWorker` tells of a worker that nobody resumed."""
+    server.submit()
+    with Leases.open(store_url) as leases:
+        add_worker(leases, 1)
+        add_worker(leases, 2)
+        assert leases.claim([JobFilter(needs_gpu=True)], "worker-1")
+        WorkerStore(leases.database).drain("host")
+        add_worker(leases, 3, seen_at=utc_now() + timedelta(hours=1))  # the clock went back since
+    seen = scrape(server)
+    for state, count in {"active": 0, "draining": 1, "drained": 1, "set_aside": 0}.items():
+        assert seen.value("tuner_workers", device=L40S, state=state) == count
+    assert seen.value("tuner_queue_workers", device=L40S, needs_gpu="true") == 0
+    assert seen.value("tuner_engine_workers", device=L40S, engine="sglang==0.5.16") == 2
 
 
 @both_databases

@@ -68,15 +68,17 @@ def test_exit_codes_tell_an_impossible_watch_from_a_server_that_is_away(server, 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert night(command, server.url, key_file).returncode == 0  # it was done
     server.call("POST", "/v1/watches", {**watch, "tp": [7]})
-    forced = f"{command.partition(' >')[0]} --force"
-    impossible = night(forced, server.url, key_file)
+    run = command.partition(" >")[0]
+    impossible = night(f"{run} --force", server.url, key_file)
     assert impossible.returncode == 1
     assert "tp=7" in impossible.stdout
-    away = night(command, f"http://127.0.0.1:{free_port()}", key_file)
+    mailed = night(command.replace(run, f"{run} --force"), server.url, key_file)
+    assert mailed.stdout == "exit code 1: see tuner nightly run --last\n"
+    away = night(run, f"http://127.0.0.1:{free_port()}", key_file)
     assert away.returncode == 75
     assert "does not answer" in away.stderr
     key_file.write_text("tuner_" + "0" * 64)
-    assert night(command, server.url, key_file).returncode == 2
+    assert night(run, server.url, key_file).returncode == 2
 
 
 def test_a_store_that_is_away_is_told_too(tmp_path):
@@ -104,6 +106,16 @@ def test_the_units_are_good(tmp_path):
     calendar = re.search(r"OnCalendar=(.*)", (tmp_path / "tuner-night.timer").read_text())
     assert calendar
     subprocess.run(["systemd-analyze", "calendar", calendar[1]], check=True, capture_output=True)
+
+
+def test_the_timer_s_night_reads_the_key_as_cron_s_does():
+    """The copy that systemd makes of a credential has the mode 0440: others might read it."""
+    unit = (DOCKER / "systemd" / "tuner-night.service").read_text()
+    cron = (DOCKER / "night" / "tuner-night.cron").read_text()
+    for name in ("TUNER_SERVER", "TUNER_API_KEY_FILE"):
+        (value,) = re.findall(f"^{name}=(.*)$", cron, re.MULTILINE)
+        assert f"\nEnvironment={name}={value}\n" in unit
+    assert "LoadCredential" not in unit
 
 
 def test_the_cron_job_is_good():

@@ -4,6 +4,7 @@ import json
 from urllib.parse import quote, urlsplit
 
 import pytest
+from api_server import JOB
 from running_servers import answering, sglang_answer, sglang_server
 from typer.testing import CliRunner
 
@@ -55,6 +56,16 @@ def test_a_server_that_nobody_lists_is_not_asked(server):
         answer = server.call("POST", "/v1/jobs:model", {"model": url, "device": "H200"})
     assert answer.status == 422
     assert "TUNER_SERVERS" in answer.json["detail"]
+
+
+def test_a_server_that_is_away_stops_no_other_job_of_a_batch(server, listed):
+    listed("http://127.0.0.1:1")
+    sent = {"jobs": [{**JOB, "model": "http://127.0.0.1:1"}, JOB]}
+    answer = server.call("POST", "/v1/jobs:batch", sent)
+    assert answer.status == 200, answer.body
+    away, posted = answer.json["jobs"]
+    assert "does not answer" in away["problem"]["detail"]
+    assert posted["job"]["state"] == "queued"
 
 
 def test_submit_takes_a_url(store_url, monkeypatch):

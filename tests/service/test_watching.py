@@ -85,6 +85,13 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
         "did you mean 'deepseek-r1'",
     ),
     (("nightly", "watches", "add", "deepseek-r1", "--device", "L40X"), "did you mean 'L40'"),
+    (("nightly", "watches", "add", "fused_moe:E=8", "--device", "L40S"), "lacks N, K, top_k"),
+    (("nightly", "watches", "add", "http://", "--device", "L40S"), "http://HOST:PORT"),
+    # A watch reads no file, whatever is there.
+    *(
+        (("nightly", "watches", "add", text, "--device", "L40S"), f"called {text!r}; ")
+        for text in (".", "no-such-model")
+    ),
     ((*ADD, "--effort", "quik"), "did you mean 'quick'"),
     (("nightly", "watches", "remove", "77"), "there is no watch 77"),
     (("nightly", "watches", "--json", "remove", "77"), "write options behind `remove`"),

@@ -251,12 +251,17 @@ def test_a_killed_worker_s_job_is_done_by_another(board, stuck, tmp_path, monkey
         assert again.owner != first.owner
 
 
-def test_a_stopped_worker_gives_its_job_back(board, stuck, tmp_path):
+@pytest.mark.parametrize("all_of_it", [False, True])
+def test_a_stopped_worker_gives_its_job_back(board, stuck, tmp_path, all_of_it):
+    """Also if all its processes are asked to end at once, as systemd does."""
     with worker(board, tmp_path) as process:
         job_id = board.post(stuck)
-        board.held(job_id)
+        end = wait_for(lambda: opened(stuck))
+        for pid in descendants(process.pid) if all_of_it else ():
+            os.kill(pid, signal.SIGTERM)
         process.terminate()
         process.wait(timeout=60)
+        os.close(end)
     given_back = board.jobs.get(job_id)
     assert (given_back.state, given_back.attempts) == (JobState.QUEUED, 0)
     assert not descendants(process.pid)

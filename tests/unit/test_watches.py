@@ -163,6 +163,13 @@ def test_families_that_are_not_known_are_refused(tmp_path, families, said):
         read_watch_list(path)
 
 
+def test_a_night_asks_for_no_file_that_it_would_not_read():
+    (found,) = Watch((".",), ("L40S",)).requests()
+    assert isinstance(found, Unresolved)
+    assert str(found.error).startswith("no preset is called '.'; see `tuner list models`")
+    assert found.error.in_api_words().endswith("'.'; GET /v1/models lists the presets")
+
+
 def test_an_engine_of_no_such_name_is_said_of_each_of_its_models():
     found = list(Watch(("deepseek-r1", "no-such-model"), ("L40S",), engine="sglong").requests())
     assert [(one.model, one.device) for one in found] == [
@@ -179,7 +186,8 @@ def test_an_engine_of_no_such_name_is_said_of_each_of_its_models():
         ("watches = 1", "unknown field watches; did you mean 'watch'"),
         ("[watch]\nmodels = ['a']", r"write \[\[watch\]\]"),
         ("[[watch]]\nmodels = ['deepseek-r1']", "watch 1: .*device"),
-        ("[[watch]]\nmodels = ['a']\ndevices = ['L40X']", "watch 1: .*did you mean 'L40'"),
+        ("[[watch]]\nmodel = ['a']\ndevices = ['L40S']", "toml: .*did you mean 'models'"),
+        ("[[watch]]\nmodels = ['a']\ndevices = ['L40X']", "toml: watch 1: .*did you mean 'L40'"),
         ("[[watch]]\nmodels = 'a'\ndevices = ['L40S']", "watch 1.models must be a list"),
         ("[[watch]]\nmodels = ['a']\ndevices = ['L40S']\ntp = [0]", "watch 1.tp"),
         ("[[watch]]\nmodels = ['a']\ndevices = ['L40S']\ntp = [true]", "watch 1.tp"),

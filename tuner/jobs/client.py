@@ -54,7 +54,8 @@ def api_key(environ: Mapping[str, str]) -> str | None:
     if not given and not path.exists():
         return None
     try:
-        if path.stat().st_mode & 0o077:
+        # Docker Compose's are in a folder that others cannot enter: its containers read them too.
+        if path.stat().st_mode & 0o077 and path.resolve().parent.stat().st_mode & 0o077:
             close = command_line("chmod", "600", str(path))
             raise BadInput(f"others may read the key in {path}: run `{close}`")
         return _checked_key(path.read_text(encoding="utf-8"), str(path))

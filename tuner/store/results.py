@@ -418,8 +418,11 @@ def trial_cursor(trial: Trial) -> TrialCursor:
 
 
 def parse_trial_cursor(values: object) -> TrialCursor:
-    """Read a cursor from JSON. Raises BadInput."""
+    """Read a cursor from JSON. Raises BadInput, also for values that a database cannot compare."""
     match values:
         case [str(part), int(size), int(new), int(cached), str(key), str(backend)]:
-            return read_part(part).value, size, new, cached, key, backend
+            texts, numbers = key + backend, (size, new, cached)
+            whole = all(type(one) is int and 0 <= one < 1 << 31 for one in numbers)
+            if whole and texts.isascii() and "\0" not in texts:
+                return read_part(part).value, size, new, cached, key, backend
     raise BadInput("not a place in a list of trials")

@@ -42,7 +42,14 @@ from tuner.store.rows import is_readable, storable
 from tuner.store.tables import IS_QUEUED, environments, jobs, nightly_runs, problems, runs, workers
 from tuner.tuning.request import Effort, start_s, typical_gpu_s
 
-_HELD = [state.value for state in HELD]
+_OWN_JOB = (
+    select(jobs.c.id)
+    .where(jobs.c.state.in_([state.value for state in HELD]), jobs.c.owner == workers.c.id)
+    .limit(1)
+    .correlate(workers)
+    .scalar_subquery()
+    .label("job_id")
+)
 
 
 class WorkerStore(Queries):
@@ -78,9 +85,7 @@ class WorkerStore(Queries):
 
     def list(self, *, living: bool = False) -> Sequence[WorkerStatus]:
         """Return all workers that are not forgotten, or the living workers, by host and name."""
-        held = select(jobs.c.id).where(jobs.c.state.in_(_HELD)).limit(1)
-        own = held.where(jobs.c.owner == workers.c.id).correlate(workers).scalar_subquery()
-        query = select(workers, own.label("job_id"))
+        query = select(workers, _OWN_JOB)
         with self._read() as connection:
             now = self._now(connection)
             if living:
@@ -205,7 +210,7 @@ class LiveWorker:
     device: str  # of its GPU; "" without one
     devices: tuple[str, ...] | None  # whose predictions and replays it does; None: all devices
     engines: tuple[str, ...]  # sglang==0.5.16
-    state: str
+    state: str  # of an active worker that an operator drains: draining, or drained
 
     def serves(self, device: str, *, needs_gpu: bool) -> bool:
         """Say whether it now takes such jobs, if it has their engine."""
@@ -336,11 +341,22 @@ def _held(connection: Connection, now: datetime) -> tuple[dict[tuple[JobState, s
 
 def _workers(connection: Connection, now: datetime) -> list[LiveWorker]:
     columns = workers.c.device, workers.c.devices, workers.c.engines, workers.c.state
-    query = select(*columns).where(workers.c.seen_at > now - ALIVE)
+    query = select(*columns, workers.c.drain, _OWN_JOB).where(is_alive(now))
     return [
-        LiveWorker(device, None if devices is None else tuple(devices), tuple(engines), state)
-        for device, devices, engines, state in connection.execute(query)
+        LiveWorker(
+            device,
+            None if devices is None else tuple(devices),
+            tuple(engines),
+            _doing(state, drain, job_id),
+        )
+        for device, devices, engines, state, drain, job_id in connection.execute(query)
     ]
+
+
+def _doing(state: str, drain: bool, job_id: str | None) -> str:
+    if state != WorkerState.ACTIVE.value or not drain:
+        return state
+    return "draining" if job_id else "drained"
 
 
 def _nights(connection: Connection) -> NewestNights:
