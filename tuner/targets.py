@@ -220,7 +220,8 @@ def as_flags_say(serving: Serving, settings: Mapping[str, str]) -> Serving:
                 f"{flags[name]} is {by_options[name]}, and the server's flags say "
                 f"{by_server[name]}: leave one of them out"
             )
-    return replace(serving, tp=tp, dtype=serving.dtype or said.dtype, options={**options, **given})
+    dtype, options = serving.dtype or said.dtype, {**options, **given}
+    return replace(serving, tp=tp, dtype=dtype, converts=said.converts, options=options)
 
 
 def only_problem(target: TuningTarget) -> Problem:

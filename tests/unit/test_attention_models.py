@@ -16,6 +16,7 @@ from tuner.families.attention.models import attention_problems
 from tuner.families.attention.problem import Attention, AttentionPhase
 from tuner.models.attention_json import attention_places, attention_shape
 from tuner.models.config_json import read_model
+from tuner.models.layer_counts import count_layers
 from tuner.models.table import find_preset, presets
 from tuner.problems.dtypes import Dtype
 from tuner.problems.registry import parse_problem
@@ -399,3 +400,19 @@ def test_any_config_json_is_problems_or_one_of_the_tuner_s_errors(architecture, 
         assert "\n" not in str(error)
         return
     assert all(parse_problem(problem.spec()) == problem for problem in problems)
+
+
+@pytest.mark.parametrize("pattern", [4, "LLLG"])  # Cohere 2's and EXAONE 4's, without layer_types
+def test_a_pattern_says_that_layers_have_a_window(pattern):
+    fields = {
+        "architectures": ["Cohere2ForCausalLM"],
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "sliding_window": 4096,
+        "sliding_window_pattern": pattern,
+    }
+    with pytest.raises(MalformedCheckpoint, match="sliding layers of Cohere2ForCausalLM is not"):
+        attention_shape(fields)
+    assert count_layers(fields, 1) == (8, 24)
+    assert count_layers({**fields, "sliding_window_pattern": None}, 1) == (32, 0)

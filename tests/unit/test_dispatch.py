@@ -579,3 +579,36 @@ def test_flags_have_defaults_that_rows_ask_for(values):
 def test_a_warning_of_a_release_that_was_not_read_shows_nothing(version, shown):
     problem = parse_problem("fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8")
     assert bool(seen_to_run("vllm", version, [problem], find_device("H100"))) is shown
+
+
+COMPRESSED = {"checkpoint": "fp8_w8a8 compressed-tensors float8"}
+QWEN = {"architecture": "Qwen3MoeForCausalLM"}
+GPT_OSS = {"architecture": "GptOssForCausalLM"}
+NARROW = MOE.replace("N=256", "N=192")
+
+
+@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize(
+    ("problem", "device", "settings", "backends"),
+    [
+        # fp8.py's methods are not those of compressed-tensors, whose word no override knows.
+        (MOE_FP8, "B200", {**QWEN, **COMPRESSED}, ["triton"]),
+        (MOE_FP8, "B200", {**QWEN, "checkpoint": "fp8_w8a8 fp8"}, ["flashinfer_trtllm"]),
+        # AITER's kernel of 16-bit weights is for columns in 128s.
+        (f"{NARROW}bfloat16", "MI300X", QWEN, ["triton"]),
+        (MOE_BF16, "MI300X", QWEN, ["aiter", "triton"]),
+        (MOE_BF16, "MI300X", GPT_OSS, ["triton", "triton_kernels", "triton"]),
+        (MOE_BF16, "B200", {"architecture": "MiniMaxM3SparseForCausalLM"}, ["triton"]),
+    ],
+)
+def test_the_overrides_of_classes_and_checkpoints(version, problem, device, settings, backends):
+    runs = what_runs("sglang", version, problem_of(problem), find_device(device), settings)
+    assert [kernel.backend for kernel in runs.kernels] == backends
+
+
+def test_the_flag_for_triton_keeps_the_columns_of_a_file_s_name():
+    """With SGLANG_USE_AITER=1, sglang pads fp8 weights for each kernel, and a file has that N."""
+    for columns, flags in ((256, {"--moe-runner-backend": "triton"}), (176, {})):
+        text = MOE.replace("N=256", f"N={columns}") + "fp8_w8a8,per_channel_quant"
+        runs = what_runs("sglang", "0.5.23", problem_of(text), find_device("MI300X"))
+        assert dict(runs.to_triton) == (flags or {"SGLANG_USE_AITER": "0"})

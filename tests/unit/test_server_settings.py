@@ -3,6 +3,7 @@
 # ruff: noqa: E501 (lines of logs are long)
 
 import shlex
+from dataclasses import replace
 
 import pytest
 from tables import rows
@@ -15,8 +16,14 @@ from tuner.devices.table import find_device
 from tuner.diagnose import Hints, diagnose_text
 from tuner.engines.dispatch import what_runs
 from tuner.engines.settings import of_class, server_settings, settings_kept, settings_to_keep
+from tuner.errors import BadInput, BadProblem
+from tuner.families.fused_moe.models import problems as resolve
+from tuner.models.serving import Serving
+from tuner.models.table import find_preset
+from tuner.problems.dtypes import Dtype
 from tuner.problems.points import UNKNOWN_SERVER, ServerSettings, read_server
 from tuner.problems.registry import parse_problem
+from tuner.targets import as_flags_say, resolve_all
 
 MISSING = "Performance might be sub-optimal! Config file not found at "
 FOLDER = "/x/sglang/srt/layers/moe/moe_runner/triton_utils/configs/triton_3_6_0/"
@@ -192,3 +199,98 @@ def test_a_job_keeps_the_settings_that_choose_kernels_and_no_others():
     assert read_server(kept.as_json()) == kept
     assert read_server({"problem": "x"}) == UNKNOWN_SERVER
     assert not UNKNOWN_SERVER
+
+
+# Flags that change a model's problems.
+
+
+def specs(model: str, engine: str, flags: str) -> list[str]:
+    name, _, version = engine.partition("==")
+    tp = "" if "tensor" in flags or "tp " in flags else "--tp 8 "
+    settings = server_settings(tp + flags)
+    serving = as_flags_say(Serving(name, version, find_device("H200")), settings)
+    found = resolve_all(find_preset(model), serving)
+    return [problem.spec() for target in found for problem in target.problems]
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        ("sglang==0.5.23", "--ep-size 8 --ep-num-redundant-experts 32"),
+        ("sglang==0.5.16", "--ep-size 4 --moe-dp-size=2"),
+        ("sglang==0.5.23", "--moe-data-parallel-size 2"),
+        ("sglang==0.5.23", "--attn-cp-size 2"),
+        ("sglang==0.5.16", "--attention-context-parallel-size 2"),
+        ("sglang==0.5.16", "--enable-prefill-cp --cp-strategy zigzag"),
+        ("vllm==0.33.0", "-pcp 2"),
+        ("vllm==0.33.0", "-ep --enable-eplb --eplb-config '{\"num_redundant_experts\": 32}'"),
+        ("vllm==0.33.0", "-ep --eplb-config.num_redundant_experts=32"),
+        ("vllm==0.10.2", "-ep --num-redundant-experts 32"),
+    ],
+)
+def test_flags_that_give_ranks_sizes_which_are_not_read_are_refused(engine, flags):
+    name = next(flag for flag in reversed(server_settings(flags)) if flag != "--cp-strategy")
+    with pytest.raises(BadInput, match=f"^with {name} a rank has sizes that are not read here"):
+        specs("deepseek-r1", engine, flags)
+
+
+def test_numbers_that_change_nothing_are_no_such_flags():
+    usual = specs("deepseek-r1", "sglang==0.5.23", "--moe-runner-backend triton")
+    for flags in ("--ep-num-redundant-experts 0", "--moe-dp-size 1 --attn-cp-size 1"):
+        assert specs("deepseek-r1", "sglang==0.5.23", flags) == usual
+    log = "\n".join((ARGUMENTS.replace("tp_size=8", "ep_num_redundant_experts=32"), MOE))
+    assert "--ep-num-redundant-experts" in diagnose_text(log).findings.facts.settings
+
+
+def test_vllm_takes_underscores_for_hyphens():
+    found = [
+        specs("qwen3-30b-a3b", "vllm==0.33.0", f"--tensor{mark}parallel{mark}size 4")
+        for mark in "-_"
+    ]
+    assert found[0] == found[1]
+    assert "N=192" in found[0][0]
+
+
+def test_data_parallel_attention_gives_ranks_whole_scans():
+    whole = "--dp 8 --enable-dp-attention", "--attention-data-parallel-size 8"
+    for flags in whole:
+        (scan,) = (s for s in specs("nemotron-3-ultra", "sglang==0.5.23", flags) if "scan" in s)
+        assert "heads=256," in scan
+        found = specs("qwen3.5-397b-a17b-fp8", "sglang==0.5.23", flags)
+        assert [s for s in found if "key_heads=16,value_heads=64," in s]
+        assert [s for s in found if s.startswith("decode_attention:q_heads=32,")]
+
+
+def test_all_to_all_gives_ranks_whole_shared_experts_beside_the_routed():
+    found = specs("deepseek-r1", "sglang==0.5.23", "--moe-a2a-backend deepep")
+    assert "block_gemm:N=4096,K=7168,dtype=fp8_w8a8,block=128x128" in found
+    assert "block_gemm:N=7168,K=2048,dtype=fp8_w8a8,block=128x128" in found
+    for flags, experts in (("--ep-size 8", 65), ("--moe-a2a-backend deepep", 64)):
+        assert specs("qwen3-next", "sglang==0.5.23", flags)[0].startswith(
+            f"fused_moe:E={experts},N=512,"
+        )
+
+
+@pytest.mark.parametrize(
+    ("engine", "word"),
+    [
+        *(("vllm==0.33.0", word) for word in ("fp8_per_block", "mxfp8", "experts_int8")),
+        *(("sglang==0.5.23", word) for word in ("mxfp8", "bitsandbytes", "modelopt_fp8")),
+    ],
+)
+def test_16_bit_weights_that_the_server_converts_are_not_tuned_as_such(engine, word):
+    flags = f"--tp 4 --quantization {word}"
+    settings = server_settings(flags)
+    serving = as_flags_say(Serving(*engine.split("=="), find_device("H200")), settings)
+    with pytest.raises(BadProblem, match=f"with --quantization {word} servers do not run"):
+        resolve(find_preset("qwen3-30b-a3b"), serving)
+    named = replace(serving, dtype=Dtype.INT8_W8A16)
+    assert resolve(find_preset("qwen3-30b-a3b"), named).problems[0].dtype is Dtype.INT8_W8A16
+    # Of a checkpoint's own format the word changes nothing.
+    assert resolve(find_preset("qwen3-30b-a3b-fp8"), replace(serving, tp=2)).problems
+
+
+def test_vllm_has_short_and_long_words_for_fp8():
+    for flags in ("-q fp8", "--quantization fp8_per_tensor"):
+        found = specs("qwen3-30b-a3b", "vllm==0.33.0", f"-tp 4 {flags}")
+        assert found[0] == "fused_moe:E=128,N=192,K=2048,top_k=8,dtype=fp8_w8a8"

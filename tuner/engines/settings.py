@@ -44,14 +44,14 @@ def server_settings(text: str) -> dict[str, str]:
 def flags_of(words: Sequence[str]) -> dict[str, str]:
     """Read the flags of a command line: `--flag value`, `--flag=value` and `--flag`, which is "1".
 
-    Short flags, as `-tp`, are flags too. The last occurrence counts.
+    Short flags, as `-tp`, are flags too. vLLM takes `_` for `-`. The last occurrence counts.
     """
     found: dict[str, str] = {}
     for word, following in zip(words, [*words, ""][1:], strict=True):
         name, equals, value = word.partition("=")
         if _FLAG.match(name):
             alone = not following or bool(_FLAG.match(following))
-            found[name] = value if equals else ("1" if alone else following)
+            found[name.replace("_", "-")] = value if equals else ("1" if alone else following)
     return found
 
 
@@ -162,6 +162,7 @@ class ServingFlags:
     tp: int = 0  # 0: not said
     spreads: bool = False  # the experts are divided among all ranks
     unread: str = ""  # a sentence on a flag that changes problems and is not read
+    converts: str = ""  # the word of --quantization for a type that is not read
 
     def on(self, tp: int) -> dict[str, Any]:
         """Return the values of families' options if `tp` ranks serve."""
@@ -180,6 +181,17 @@ def number_of(flags: Mapping[str, str], names: Sequence[str]) -> int:
         if int(text):
             return int(text)
     return 0
+
+
+def other_sizes(flag: str) -> str:
+    """Return a sentence on a flag that gives ranks sizes which are not read; "" for no flag."""
+    if not flag:
+        return ""
+    return (
+        f"with {flag} a rank has sizes that are not read here: leave the flag out, and instead of "
+        "the model name the rank's own problem, fused_moe:E=.., or a line of the server's log that "
+        "names a missing file"
+    )
 
 
 def read_flags(engine: str, flags: Mapping[str, str]) -> ServingFlags:

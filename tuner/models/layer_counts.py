@@ -49,11 +49,19 @@ def place_layers(fields: Json, full_every: int) -> tuple[Places, Places]:
     # Qwen3-Next, and Ling 2.5 (bailing_moe_linear.py)
     if interval := size(fields, ("full_attention_interval", "layer_group_size")):
         return list(range(interval - 1, layers, interval)), []
-    every = size(fields, ("sliding_window_pattern",)) or full_every
-    if full_every == 1:
+    every = _sliding_period(fields) or full_every
+    if every == 1:
         return list(range(layers)), []
     full = list(range(every - 1, layers, every))
     return full, [at for at in range(layers) if (at + 1) % every]
+
+
+def _sliding_period(fields: Json) -> int:
+    """Return the number of layers of which one has no window; 0 if no field says it."""
+    pattern = fields.get("sliding_window_pattern")
+    if isinstance(pattern, str):  # EXAONE 4: "LLLG"
+        return len(pattern)
+    return size(fields, ("sliding_window_pattern",)) or 0
 
 
 def _listed(fields: Json) -> Places | None:

@@ -24,6 +24,7 @@ class Serving:
     # Of a server whose missing file is resolved: its model's name, and the least and most ranks.
     model: str = ""
     ranks: tuple[int, int] | None = None
+    converts: str = ""  # the word of --quantization for a type of weights that is not read
 
 
 class Note(str):

@@ -15,7 +15,13 @@ from tuner.devices.table import Device
 from tuner.engines.dispatch import engine_runs, what_runs
 from tuner.engines.engine import Engine, supports
 from tuner.engines.settings import flags_of, of_model, read_flags, unfusing_flag, with_experts
-from tuner.errors import ExportRefused, MalformedCheckpoint, UnknownModel, UnsupportedKernel
+from tuner.errors import (
+    BadInput,
+    ExportRefused,
+    MalformedCheckpoint,
+    UnknownModel,
+    UnsupportedKernel,
+)
 from tuner.export.delivery import delivery_of
 from tuner.export.selection import LeftOut, left_out_lines, winners_of
 from tuner.families.fused_moe.problem import FusedMoe
@@ -226,6 +232,8 @@ def cluster_problems(cluster: Cluster, engine: Engine, device: Device) -> list[P
     """
     parallel = cluster.parallel
     said = read_flags(cluster.engine.name, flags_of(cluster.engine.flags))
+    if said.unread:
+        raise BadInput(said.unread)
     # With ranks on all GPUs, dp is data-parallel attention; otherwise each replica has tp ranks.
     dp = parallel.dp if parallel.ranks == cluster.gpus else 1
     serving = Serving(
@@ -234,6 +242,7 @@ def cluster_problems(cluster: Cluster, engine: Engine, device: Device) -> list[P
         device=device,
         tp=parallel.tp,
         dtype=said.dtype,
+        converts=said.converts,
         options={"ep": parallel.ep, "dp": dp, **said.on(parallel.tp)},
     )
     reached = [family for family in families() if _reaches(family, engine)]

@@ -81,16 +81,20 @@ class CompletedHints:
         spread = self.facts.settings.keys() & _SPREAD
         return int(self.facts.get("ep") or 0) or (self.tp if spread else 0)
 
+    def flags(self, name: str) -> ServingFlags:
+        """Return the changes that the text's flags make to a model's problems."""
+        quantised = {"--quantization": said} if (said := self.facts.get("quantization")) else {}
+        try:
+            given = {**quantised, **self.facts.settings}
+            return read_flags(name, given) if name in ENGINES else ServingFlags()
+        except BadProblem:  # a flag's value is cut, or no number
+            return ServingFlags()
+
     def shaped(self, name: str) -> tuple[str, dict[str, Any]]:
         """Return the type of weights ("" if nothing says it), and the values of families' options
         for this server's ranks.
         """
-        quantised = {"--quantization": said} if (said := self.facts.get("quantization")) else {}
-        given = {**quantised, **self.facts.settings}
-        try:
-            flags = read_flags(name, given) if name in ENGINES else ServingFlags()
-        except BadProblem:  # a flag's value is cut, or no number
-            flags = ServingFlags()
+        flags = self.flags(name)
         asked = flags.on(self.tp) if self.tp else dict(flags.options)
         if self.ep > 1:
             asked["ep"] = self.ep
@@ -186,8 +190,13 @@ class CompletedHints:
         return [*words, "--server-args", given] if given else words
 
     def missing(self, name: str, device: Device | None = None, *, model: bool = False) -> str:
-        """Return a sentence on the facts that a command still needs; "" if none is missing."""
+        """Return a sentence on the facts that a command still needs; "" if none is missing.
+
+        `model`: the command is for the text's model.
+        """
         lacks = []
+        if model and (unread := self.flags(name).unread):
+            return f"{unread[0].upper()}{unread[1:]}."
         if not device and (other := self.unsupported()):
             return other
         if not (device or self.device()):

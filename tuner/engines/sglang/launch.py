@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from tuner.engines.settings import ServingFlags, number_of
+from tuner.engines.settings import ServingFlags, number_of, other_sizes
 from tuner.engines.sglang.package import SGLang
 from tuner.errors import did_you_mean
 from tuner.problems.dtypes import Dtype
@@ -17,13 +17,22 @@ from tuner.problems.dtypes import Dtype
 CONFIG_FOLDER_SINCE = ""
 
 # The words of --quantization for formats that the Triton kernels read. Words for a checkpoint's
-# own format, such as compressed-tensors, change nothing.
+# own format, such as compressed-tensors, change nothing; others convert 16-bit weights.
 _QUANTISED = {"fp8": Dtype.FP8_W8A8, "w8a8_fp8": Dtype.FP8_W8A8, "w8a8_int8": Dtype.INT8_W8A8}
 UNFUSING_FLAG = "--disable-shared-experts-fusion"
 _FUSION = {UNFUSING_FLAG: False, "--enforce-shared-experts-fusion": True}
 _TP = ("--tp-size", "--tp", "--tensor-parallel-size")
 _DP = ("--dp-size", "--dp", "--data-parallel-size")
-_ATTENTION_DP = ("--attn-dp-size",)  # of 0.5.23, for --enable-dp-attention with --dp-size
+# Of 0.5.23, for --enable-dp-attention with --dp-size.
+_ATTENTION_DP = ("--attn-dp-size", "--attention-data-parallel-size")
+# Flags that give ranks sizes which are not read here, and the largest number that does not.
+_PREFILLS = ("", "nsa-", "dsa-")
+_OTHER_SIZES = {
+    **dict.fromkeys(("--ep-num-redundant-experts", "--enable-waterfill", "--enable-prefill-cp"), 0),
+    **dict.fromkeys((f"--enable-{kind}prefill-context-parallel" for kind in _PREFILLS), 0),
+    **dict.fromkeys(("--moe-dp-size", "--moe-data-parallel-size"), 1),
+    **dict.fromkeys(("--attn-cp-size", "--attention-context-parallel-size"), 1),
+}
 _NUMBERS = {
     "page_size": ("--page-size",),
     "moe_dense_tp": ("--moe-dense-tp-size",),
@@ -45,9 +54,15 @@ def read_flags(flags: Mapping[str, str]) -> ServingFlags:
     old = number_of(flags, _DP) if "--enable-dp-attention" in flags else 0
     if dp := number_of(flags, _ATTENTION_DP) or old:
         options["dp"] = dp
-    spreads = "--enable-ep-moe" in flags or flags.get("--moe-a2a-backend", "none") != "none"
-    dtype = _QUANTISED.get(flags.get("--quantization", ""))
-    return ServingFlags(dtype, options, number_of(flags, _TP), spreads)
+    if (all_to_all := flags.get("--moe-a2a-backend", "none")) != "none":
+        options["all_to_all"] = all_to_all
+    spreads = "--enable-ep-moe" in flags or "all_to_all" in options
+    word = flags.get("--quantization", "")
+    dtype = _QUANTISED.get(word)
+    others = (name for name, most in _OTHER_SIZES.items() if number_of(flags, (name,)) > most)
+    unread = other_sizes(next(others, ""))
+    converts = "" if dtype or word == "unquant" else word
+    return ServingFlags(dtype, options, number_of(flags, _TP), spreads, unread, converts)
 
 
 def experts_flags(ep: int) -> dict[str, str]:

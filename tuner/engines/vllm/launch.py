@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from tuner.engines.engine import Engine
-from tuner.engines.settings import ServingFlags, number_of
+from tuner.engines.settings import ServingFlags, number_of, other_sizes
 from tuner.problems.dtypes import Dtype
 
 # VLLM_TUNED_CONFIG_FOLDER is in vllm/envs.py of 0.10.1's wheel, and not in 0.10.0's (PR 22791).
 CONFIG_FOLDER_SINCE = "0.10.1"
 UNFUSING_FLAG = ""
+_QUANTIZATION = ("--quantization-config", "--quantization", "-q")
+_PREFILL_RANKS = ("--prefill-context-parallel-size", "-pcp")
+# --eplb-config '{"num_redundant_experts": 32}' or --eplb-config.num_redundant_experts=32, and
+# --num-redundant-experts of older releases
+_REDUNDANT = re.compile(r"num[_-]redundant[_-]experts\W+[1-9]")
 
 
 def read_flags(flags: Mapping[str, str]) -> ServingFlags:
     """See `tuner.engines.settings.read_flags`."""
-    dtype = Dtype.FP8_W8A8 if flags.get("--quantization") == "fp8" else None
+    word = next((flags[name] for name in _QUANTIZATION if name in flags), "")
+    dtype = Dtype.FP8_W8A8 if word in ("fp8", "fp8_per_tensor") else None
     tp = number_of(flags, ("--tensor-parallel-size", "-tp"))
     spreads = bool({"--enable-expert-parallel", "-ep"} & flags.keys())
     replicas = number_of(flags, ("--data-parallel-size", "-dp"))
@@ -24,7 +31,10 @@ def read_flags(flags: Mapping[str, str]) -> ServingFlags:
         f"out; for the experts, --tp is the number of all ranks ({replicas} times tp), and with "
         "--enable-expert-parallel --ep is that too"
     )
-    return ServingFlags(dtype, {}, tp, spreads, unread if replicas > 1 else "")
+    others = [name for name in _PREFILL_RANKS if number_of(flags, (name,)) > 1]
+    others += [name for name, value in flags.items() if _REDUNDANT.search(f"{name}={value}")]
+    unread = unread if replicas > 1 else other_sizes(next(iter(others), ""))
+    return ServingFlags(dtype, {}, tp, spreads, unread, "" if dtype else word)
 
 
 def experts_flags(ep: int) -> dict[str, str]:

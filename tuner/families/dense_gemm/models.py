@@ -50,6 +50,7 @@ def problems(model: Model, serving: Serving) -> Resolved:
         tp=serving.tp,
         dp=options.get("dp") or 1,
         dense_tp=options.get("moe_dense_tp"),
+        shared_tp=1 if options.get("all_to_all") else None,
         fuse_qkv_a=rules.fuses_qkv_a(serving.engine_version),
         fuse_shared=rules.fuses_shared_experts(model, serving),
     )

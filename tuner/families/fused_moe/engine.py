@@ -114,6 +114,7 @@ class FusionCase:
     tp: int = 1
     ep: int = 1
     dtype: Dtype | None = None  # None: the model's own
+    all_to_all: str = ""  # the backend that sends a rank its tokens; "": each rank gets all
     force: bool | None = None  # overrides the engine's default
 
     @property

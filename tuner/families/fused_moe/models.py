@@ -117,6 +117,7 @@ def problems(model: Model, serving: Serving) -> Resolved:
     Raises MalformedCheckpoint, IndivisibleShape or BadProblem.
     """
     _require_experts(model)
+    _refuse_converted(model, serving)
     options = serving.options
     case = FusionCase(
         model,
@@ -125,6 +126,7 @@ def problems(model: Model, serving: Serving) -> Resolved:
         tp=serving.tp,
         ep=options.get("ep", 1),
         dtype=serving.dtype,
+        all_to_all=options.get("all_to_all", ""),
         force=options.get("fuse_shared"),
     )
     fusion: Fusion = _rules(serving.engine).shared_expert_fusion(case)
@@ -310,6 +312,18 @@ def _require_experts(model: Model) -> None:
     if not model.E:
         raise LacksLayers(
             f"{model.name} ({model.architecture}) has no experts: not a mixture-of-experts model"
+        )
+
+
+def _refuse_converted(model: Model, serving: Serving) -> None:
+    if serving.converts and serving.dtype is None and model.quantization == "none":
+        assert model.dtype is not None
+        raise BadProblem(
+            f"with --quantization {serving.converts} servers do not run {model.name}'s weights as "
+            f"{model.dtype.value}, and which type they run is not read here: if it is tuned here, "
+            "name it, e.g. ",
+            cli="--dtype int8_w8a16",
+            api="dtype=int8_w8a16",
         )
 
 

@@ -15,11 +15,12 @@ from tuner.families.scans.scan import (
 )
 from tuner.families.scans.selection import PROMPTS, read_selection
 from tuner.problems.dtypes import STATE_DTYPES, check_state_dtype
-from tuner.problems.options import Option, Word
+from tuner.problems.options import DP, Option, Word
 from tuner.problems.points import ChartPosition, Point
 from tuner.problems.registry import Family
 
 _SHAPING = (
+    DP,
     Option(
         "mamba_state_dtype",
         "--mamba-state-dtype",

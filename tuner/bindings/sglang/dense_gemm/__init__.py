@@ -69,6 +69,7 @@ def fuses_shared_experts(model: Model, serving: Serving) -> bool:
         tp=serving.tp,
         ep=serving.options.get("ep") or 1,
         dtype=serving.dtype,
+        all_to_all=serving.options.get("all_to_all", ""),
         force=serving.options.get("fuse_shared"),
     )
     return shared_expert_fusion(case).experts > 0

@@ -121,6 +121,8 @@ def _qwen3_next(case: FusionCase) -> str | None:
         return "of Qwen3-Next before 0.5.14"
     if case.model.shared_intermediate != case.model.intermediate:
         return "of another width than the routed experts"
+    if case.all_to_all not in ("", "nixl"):
+        return f"with --moe-a2a-backend {case.all_to_all}"
     if case.target.platform == HIP:
         return f"on {case.target.name} without SGLANG_USE_AITER=1, with which AITER runs them"
     return None
@@ -150,6 +152,8 @@ def _common_or_amd(case: FusionCase, since: Release) -> str | None:
     """Return the reason for classes that fuse from a HIP capability of (9, 4) on, even under expert
     parallelism.
     """
+    if case.all_to_all:
+        return f"with --moe-a2a-backend {case.all_to_all}"
     if case.target.platform != HIP or case.release < since:
         return _common(case)
     old = not case.target.is_gfx_or_later(9, 4)

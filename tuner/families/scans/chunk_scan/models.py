@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tuner.engines.engine import engine_module
 from tuner.families.scans.chunk_scan.problem import NAME, ChunkScan
+from tuner.models.attention import sharing_ranks
 from tuner.models.mamba_json import refuse_preset
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
@@ -22,12 +23,13 @@ def problems(model: Model, serving: Serving) -> Resolved:
     model.refuse_unread("mamba")
     shape = model.mamba or refuse_preset(model.name, model.architecture)
     rules = engine_module(serving.engine, NAME)
+    tp = sharing_ranks(model.name, serving.tp, serving.options.get("dp") or 1)
     dtype = serving.dtype or shape.dtype
     asked = serving.options.get("mamba_state_dtype")
     problem = ChunkScan(
-        heads=shape.heads_of_rank(serving.tp),
+        heads=shape.heads_of_rank(tp),
         head_dim=shape.head_dim,
-        groups=max(1, shape.groups // serving.tp),
+        groups=max(1, shape.groups // tp),
         state_size=shape.state_size,
         chunk_size=shape.chunk_size,
         dtype=dtype,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tuner.engines.engine import engine_module
 from tuner.families.scans.gated_delta.problem import NAME, GatedDelta
+from tuner.models.attention import sharing_ranks
 from tuner.models.delta_json import refuse_delta
 from tuner.models.model import Model
 from tuner.models.serving import Resolved, Serving
@@ -22,7 +23,8 @@ def problems(model: Model, serving: Serving) -> Resolved:
     model.refuse_unread("delta")
     shape = model.delta or refuse_delta(model.name, model.architecture, preset=True)
     rules = engine_module(serving.engine, NAME)
-    keys, values = shape.divided(serving.tp)
+    tp = sharing_ranks(model.name, serving.tp, serving.options.get("dp") or 1)
+    keys, values = shape.divided(tp)
     asked = serving.options.get("mamba_state_dtype")
     problem = GatedDelta(
         key_heads=keys,
