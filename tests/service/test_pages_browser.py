@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from api_server import ENTRY, Server, serving
+from api_server import ENTRY, WHOLE, Server, serving
 from axe_playwright_python.sync_playwright import Axe
 from browsers import chromium
 from playwright.sync_api import Browser, BrowserContext, Page, expect
@@ -157,7 +157,7 @@ def test_a_gap_becomes_a_job_that_ends_before_ones_eyes(
             expect(page.locator("[data-status=ok] b")).to_have_text("200")
             page.reload()
             expect(row.nth(0)).to_contain_text("1.96×")
-            store.finish_run(run, [ENTRY], Totals(measurements=200, wall_s=2.0))
+            store.finish_run(run, WHOLE, Totals(measurements=200, wall_s=2.0))
         expect(page.locator(".facts .badge").first).to_have_text("done")
         expect(page).to_have_title("done: " + page.locator("h1").inner_text() + " · engine-tuner")
         page.get_by_role("link", name="See the result").click()
@@ -165,6 +165,7 @@ def test_a_gap_becomes_a_job_that_ends_before_ones_eyes(
         with page.expect_download() as download:
             page.get_by_role("link", name="Download the files").click()
         assert download.value.suggested_filename.endswith(".tar")
+        assert download.value.failure() is None
         tab.open("/")
         expect(page.get_by_role("link", name="1.25× measured")).to_have_count(3)
 
@@ -219,6 +220,20 @@ def test_cancelling_asks_once_more(browser: Browser, server: Server) -> None:
         assert server.call("GET", f"/v1/jobs/{job}").json["state"] == "queued"
         button.click()
         expect(tab.page.locator(".facts .badge")).to_have_text("cancelled")
+
+
+def test_a_download_that_is_refused_says_why(browser: Browser, server: Server, url: str) -> None:
+    slower = replace(
+        ENTRY, incumbents={"default": replace(ENTRY.incumbents["default"], median_us=9)}
+    )
+    with Database.open(url) as store:
+        run = ResultStore(store).begin_run(KEY)
+        ResultStore(store).finish_run(run, [slower], Totals())
+    with logged_in(browser, server) as tab:
+        tab.open(RESULT)
+        tab.page.get_by_role("link", name="Download the files").click()
+        expect(tab.page.locator("h1")).to_have_text("That is not possible now")
+        expect(tab.page.locator("main")).to_contain_text("leave it")
 
 
 def test_a_session_that_ends_leads_to_the_log_in(browser: Browser, server: Server) -> None:
