@@ -73,6 +73,11 @@ class CoverageRow:
         cells = [self.cells[name] for name in devices if name in self.cells]
         return {**vars(self), "models": list(self.models), "cells": cells}
 
+    @property
+    def stored(self) -> Sequence[str]:
+        """Return the devices with a stored result, which a gap and the shelf have not."""
+        return [name for name, cell in self.cells.items() if cell["newest"]]
+
     def best(self, name: str) -> Any:  # noqa: ANN401 (a number or a time)
         """Return the largest value of a field of its cells; None without any."""
         return max((c[name] for c in self.cells.values() if c[name] is not None), default=None)

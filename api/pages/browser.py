@@ -32,6 +32,7 @@ LOGIN = "/login"
 DOCS = "/docs"  # the API browser
 HEALTH_PATHS = ("/healthz", "/readyz")
 OPEN_PATHS = (*HEALTH_PATHS, "/openapi.json")
+_LINKED = "/v1/exports/"  # downloads that pages link to: a refusal is shown
 # The first parts of the addresses of pages.
 PAGES = (
     *("", "results", "jobs", "workers", "nights", "watches", "keys", "exports"),
@@ -57,8 +58,8 @@ def is_page(path: str) -> bool:
 
 def wants_page(scope: Scope) -> bool:
     """Say whether a browser sent the request, to show the answer."""
-    accept = Headers(scope=scope).get("accept", "")
-    return "text/html" in accept and not scope["path"].startswith("/v1/")
+    accept, path = Headers(scope=scope).get("accept", ""), scope["path"]
+    return "text/html" in accept and (path.startswith(_LINKED) or not path.startswith("/v1/"))
 
 
 def root_of(request: Request) -> str:

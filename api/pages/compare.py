@@ -86,8 +86,8 @@ def show_comparison(
     """Show the times of two results by size, and how many times as fast the first is."""
     if wanted.problem is None:
         found = api.matrix.find(RowFilter())
-        rows = [row for row in found if _stored(row) and _has(row, wanted.q or "")]
-        rows.sort(key=lambda row: -len(_stored(row)))
+        rows = [row for row in found if row.stored and _has(row, wanted.q or "")]
+        rows.sort(key=lambda row: -len(row.stored))
         return page(
             request, "compare", wanted=wanted, rows=_offers(rows), total=len(rows), sides=[]
         )
@@ -118,7 +118,7 @@ def show_comparison(
 def _devices_of(problem: str, engine: str, api: Api) -> list[str]:
     """Return the devices with a result of the problem."""
     rows = (r for r in api.matrix.rows() if r.problem == problem and r.engine == engine)
-    return sorted(name for row in rows for name in _stored(row))
+    return sorted(name for row in rows for name in row.stored)
 
 
 def _second(left: Side, mine: Sequence[Side]) -> str:
@@ -126,18 +126,13 @@ def _second(left: Side, mine: Sequence[Side]) -> str:
     return next((side.key for side in mine if side.key != left.key), left.key)
 
 
-def _stored(row: CoverageRow) -> list[str]:
-    """Return the devices with a result in a row."""
-    return [name for name, cell in row.cells.items() if cell["newest"]]
-
-
 def _has(row: CoverageRow, text: str) -> bool:
     """Say whether each word is in a row's problem or models, or in the name of a device."""
-    return has_words(text, row.problem, row.engine, *row.models, *_stored(row))
+    return has_words(text, row.problem, row.engine, *row.models, *row.stored)
 
 
 def _offers(rows: Sequence[CoverageRow]) -> list[tuple[CoverageRow, list[str]]]:
-    return [(row, sorted(_stored(row))) for row in rows[:_MOST]]
+    return [(row, sorted(row.stored)) for row in rows[:_MOST]]
 
 
 def _side(wanted: Sides, key: str, caller: Caller, api: Api) -> tuple[Side, list[Side]]:

@@ -145,7 +145,8 @@ def cells_of(
 ) -> Markup:
     """Return the cells of a row, in the order of the devices, from the `cells` of the API's answer.
 
-    `result` and `gap` are the addresses of a result and of a form, which a device's name completes.
+    `result` and `gap` are the addresses of a result and of a form, which a device's name completes;
+    `gap` is empty for a reader who may not queue a job.
     """
     to_result, to_gap = escape(result), escape(gap)
     shown = (_cell(name, cells.get(name), to_result, to_gap) for name in columns)
@@ -176,12 +177,13 @@ def boxes_of(
 def _cell(name: str, cell: Mapping[str, Any] | None, result: str, gap: str) -> str:
     device = escape(name)
     if cell is None:
-        said = 'aria-label="nothing: queue a job"'
-        return f'<td><a class="cell gap" href="{gap}{device}" {said}></a></td>'
+        link = f'<a class="cell gap" href="{gap}{device}" aria-label="nothing: queue a job"></a>'
+        return f"<td>{link if gap else ''}</td>"
     state, title = cell["state"].value, _title(cell)
-    if state == "missing":
-        said = 'aria-label="missing: queue a job"'
-        return f'<td><a class="cell missing" href="{gap}{device}"{title} {said}></a></td>'
+    if not cell["newest"]:  # the store has nothing: it is missing, or from the shelf
+        said = f'aria-label="{state}: queue a job"'
+        link = f'<td><a class="cell {state}" href="{gap}{device}"{title} {said}></a></td>'
+        return link if gap else _shown(cell)
     speedup = gain_words(cell["speedup"])
     said = f'aria-label="{speedup} {status_words(state)}"'
     return f'<td><a class="cell {state}" href="{result}{device}"{title} {said}>{speedup}</a></td>'

@@ -43,10 +43,10 @@ def show_exports(request: Request, caller: Reader, api: ApiDep) -> Response:
     """List the devices with stored results."""
     rows = api.matrix.rows()
     counts = {
-        device: Counter(row.cells[device]["state"].value for row in rows if device in row.cells)
+        device: Counter(row.cells[device]["state"].value for row in rows if device in row.stored)
         for device in devices_of(rows)
     }
-    stored = {device: some for device, some in counts.items() if set(some) - {"missing"}}
+    stored = {device: some for device, some in counts.items() if some}
     return page(request, "exports", counts=stored)
 
 

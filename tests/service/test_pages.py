@@ -165,7 +165,8 @@ def test_hostile_texts_are_texts(opened: dict[str, str], visitor: Visitor) -> No
 
 def test_why_a_cell_is_stale_is_a_text_in_it() -> None:
     stale = {"state": CellState.STALE, "why": STEERING, "over": SCRIPT, "speedup": 1.25}
-    missing = {**stale, "state": CellState.MISSING}
+    stale["newest"] = datetime.now(timezone.utc)
+    missing = {**stale, "state": CellState.MISSING, "newest": None}
     html = cells_of({"a": stale, "b": missing}, ["a", "b"], "/results?device=", "/jobs/new?device=")
     titles = re.findall(r'<a class="[^"]+" href="[^"]+" title="([^"]+)" aria-label=', html)
     assert len(titles) == 2 and not re.search(r"<(?!/?(td|a)\b)", html)
@@ -192,6 +193,11 @@ def test_the_style_has_each_colour_of_charts_for_light_and_dark(visitor: Visitor
     style = visitor.send("GET", "/static/0/pages.css").body.decode()
     for name, colour in Colour.__members__.items():
         assert f".f-{name}{{fill:light-dark({colour.value[0]},{colour.value[1]})}}" in style
+
+
+def test_withdrawing_names_all_that_it_withdraws(visitor: Visitor) -> None:
+    assert "Withdraw the results of all 2 environments</button>" in visitor.open(RESULT)
+    assert ">Withdraw</button>" in visitor.open(RESULT.replace("L40S", "H200"))
 
 
 def test_a_result_shows_its_reasons_and_its_history(server: Server, visitor: Visitor) -> None:
@@ -261,6 +267,25 @@ def test_pages_carry_the_flags_of_servers_and_the_checkpoint(visitor: Visitor) -
         assert re.search(rf'name="{name}" value="{value}"', form), name
     refused = visitor.post("/jobs", {**posted, "server_args": "--a 'b"})
     assert (refused.status, b'id="server_args-mistake"' in refused.body) == (422, True)
+
+
+def test_a_similar_job_has_the_same_sizes(server: Server, visitor: Visitor) -> None:
+    html = visitor.open(f"/jobs/{server.submit(seed=8, batch_sizes=[1, 64])['id']}")
+    (link,) = re.findall(r'href="[./]*(jobs/new\?[^"]+)">Post a similar job', html)
+    assert 'name="batch_sizes" value="1 64"' in visitor.open(f"/{unescape(link)}")
+
+
+def test_no_link_of_a_reader_is_refused(sqlite_url: str) -> None:
+    for server in filled_server(sqlite_url):
+        key = server.app.state.api.keys.add("reads", Scope.READ)
+        reader = Visitor(replace(server, key=None))
+        reader.log_in(key)
+        for path in all_pages(server):
+            shown = reader.send("GET", path)
+            html = shown.body.decode() if shown.status == 200 else ""
+            for link in re.findall(r'<a [^>]*href="([^"]*)"', html):
+                to = urljoin(path, unescape(link)).partition("#")[0]
+                assert reader.send("GET", to).status in (200, 303, 409), (path, to)
 
 
 def test_a_form_takes_any_name_of_a_device(visitor: Visitor) -> None:

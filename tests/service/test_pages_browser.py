@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from api_server import ENTRY, Server, serving
+from api_server import ENTRY, WHOLE, Server, serving
 from axe_playwright_python.sync_playwright import Axe
 from browsers import chromium
 from playwright.sync_api import Browser, BrowserContext, Page, expect
@@ -38,6 +38,8 @@ from workers.settings import Settings
 COMPARED = f"/compare?problem={quote(PROBLEM.spec())}&left=L40S:0&right=L40S:1"
 OTHERS = ("/nowhere", "/?q=nothing", "/jobs?client=nobody", COMPARED)
 WIDTHS = (360, 1280, 2560)
+SHEET = 957  # pixels of an upright A4 sheet, if the browser shrinks a page as far as it does
+INK = "rgb(27, 31, 35)"
 # What a browser itself logs of an answer that the page expects.
 EXPECTED = "Failed to load resource"
 
@@ -157,7 +159,7 @@ def test_a_gap_becomes_a_job_that_ends_before_ones_eyes(
             expect(page.locator("[data-status=ok] b")).to_have_text("200")
             page.reload()
             expect(row.nth(0)).to_contain_text("1.96×")
-            store.finish_run(run, [ENTRY], Totals(measurements=200, wall_s=2.0))
+            store.finish_run(run, WHOLE, Totals(measurements=200, wall_s=2.0))
         expect(page.locator(".facts .badge").first).to_have_text("done")
         expect(page).to_have_title("done: " + page.locator("h1").inner_text() + " · engine-tuner")
         page.get_by_role("link", name="See the result").click()
@@ -165,6 +167,7 @@ def test_a_gap_becomes_a_job_that_ends_before_ones_eyes(
         with page.expect_download() as download:
             page.get_by_role("link", name="Download the files").click()
         assert download.value.suggested_filename.endswith(".tar")
+        assert download.value.failure() is None
         tab.open("/")
         expect(page.get_by_role("link", name="1.25× measured")).to_have_count(3)
 
@@ -219,6 +222,57 @@ def test_cancelling_asks_once_more(browser: Browser, server: Server) -> None:
         assert server.call("GET", f"/v1/jobs/{job}").json["state"] == "queued"
         button.click()
         expect(tab.page.locator(".facts .badge")).to_have_text("cancelled")
+
+
+def test_a_double_click_does_not_answer_the_question_that_it_asks(
+    browser: Browser, server: Server
+) -> None:
+    with logged_in(browser, server) as tab:
+        tab.open("/keys")
+        button = tab.page.get_by_role("button", name="New secret for me")
+        button.dblclick()
+        expect(button).to_have_text("New secret: sure?")
+        expect(tab.page.locator("#secret")).to_have_count(0)
+
+
+def test_a_button_counts_the_boxes_that_the_browser_has_put_back(
+    browser: Browser, server: Server
+) -> None:
+    with logged_in(browser, server) as tab:
+        tab.open("/jobs/plan?model=deepseek-r1&tp=8&device=L40S&engine=sglang==0.5.16")
+        tab.page.locator(".boxes input:checked").first.uncheck()
+        button = tab.page.locator("button[data-many]")
+        said = button.inner_text()
+        tab.open("/devices")
+        tab.page.go_back()
+        expect(button).to_have_text(said)
+        assert tab.page.locator(".boxes input:checked").count() == int(said.split()[1])
+
+
+def test_a_download_that_is_refused_says_why(browser: Browser, server: Server, url: str) -> None:
+    slower = replace(
+        ENTRY, incumbents={"default": replace(ENTRY.incumbents["default"], median_us=9)}
+    )
+    with Database.open(url) as store:
+        run = ResultStore(store).begin_run(KEY)
+        ResultStore(store).finish_run(run, [slower], Totals())
+    with logged_in(browser, server) as tab:
+        tab.open(RESULT)
+        tab.page.get_by_role("link", name="Download the files").click()
+        expect(tab.page.locator("h1")).to_have_text("That is not possible now")
+        expect(tab.page.locator("main")).to_contain_text("leave it")
+
+
+def test_a_sheet_of_paper_is_light_and_wide_enough(browser: Browser, filled: Server) -> None:
+    with logged_in(browser, filled, viewport={"width": SHEET, "height": 900}) as tab:
+        cookie = {"name": "theme", "value": "dark", "url": filled.url}
+        tab.page.context.add_cookies([cookie])  # type: ignore[list-item]
+        for path in all_pages(filled):
+            tab.open(path)
+            tab.page.emulate_media(media="print")
+            assert tab.page.locator("h1").evaluate("one => getComputedStyle(one).color") == INK
+            assert tab.page.evaluate("document.documentElement.scrollWidth") <= SHEET, path
+            tab.page.emulate_media(media="screen")
 
 
 def test_a_session_that_ends_leads_to_the_log_in(browser: Browser, server: Server) -> None:

@@ -5,9 +5,11 @@ from functools import cache
 from types import SimpleNamespace
 
 import pytest
+from api_server import serving
 from cases import FP8_RECORDING, new_request, tuned
 
 from api.matrix import Matrix
+from api.settings import ApiSettings
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.families.fused_moe.family import MoeSelection
@@ -23,6 +25,7 @@ from tuner.tuning.gains import gains
 from tuner.tuning.request import Request, Source, prepare
 from tuner.tuning.run import execute, open_source
 from workers.coverage import WatchState, watch_statuses
+from workers.settings import Settings
 from workers.watches import Watch
 
 H200 = "NVIDIA_H200"
@@ -129,6 +132,17 @@ def test_the_page_of_coverage_counts_it_too(results):
         PROBLEM.spec(): ("measured", "from the shelf"),
         replace(PROBLEM, K=4160).spec(): ("missing", "it is watched, and nothing is stored"),
     }
+
+
+def test_pages_link_to_no_result_that_only_the_shelf_has(tmp_path, monkeypatch):
+    monkeypatch.setattr("api.matrix.FRESH_S", 0.0)
+    with serving(ApiSettings(Settings(f"sqlite:///{tmp_path}/tuner.db"), no_auth=True)) as server:
+        watch = {"models": [PROBLEM.spec()], "devices": ["H200"], "engine": "sglang==0.5.16"}
+        assert server.call("POST", "/v1/watches", watch).status == 201
+        html = server.call("GET", "/", headers={"Accept": "text/html"}).body.decode()
+        assert 'class="cell measured" href="./jobs/new?' in html and "./results?" not in html
+        exports = server.call("GET", "/exports", headers={"Accept": "text/html"}).body.decode()
+        assert "Nothing is stored yet" in exports
 
 
 def test_another_driver_makes_neither_stale(results):

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NoReturn, overload
 
@@ -365,8 +366,15 @@ def variable_answers(source: str) -> Namespace:
     sglang's `envs.NAME.get()` returns the constant with which the class of its variables declares
     NAME; a value that is computed, or that a server sets, is unknown.
     """
-    declared = (
-        (node.targets[0].id, node.value.args[0].value)
+    constants = _declared_constants(source).items()
+    fields = {name: Namespace(name, {"get": _answering(value)}) for name, value in constants}
+    return Namespace("environ", {"envs": Namespace("envs", fields)})
+
+
+@lru_cache(maxsize=8)
+def _declared_constants(source: str) -> Mapping[str, object]:
+    return {
+        node.targets[0].id: node.value.args[0].value
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Name)
@@ -375,9 +383,7 @@ def variable_answers(source: str) -> Namespace:
         and node.value.func.id.startswith("Env")
         and node.value.args
         and isinstance(node.value.args[0], ast.Constant)
-    )
-    fields = {name: Namespace(name, {"get": _answering(value)}) for name, value in declared}
-    return Namespace("environ", {"envs": Namespace("envs", fields)})
+    }
 
 
 def _answering(value: object) -> Callable[..., object]:

@@ -51,8 +51,12 @@ function followFilters(within) {
   }
 }
 
-/** A button that ends something asks once more. */
+/** A button that ends something asks once more. The second click of a double click is no answer. */
 function confirmDangers() {
+  const ignore = (event) => {
+    if (event.detail > 1 && event.target.closest("button")) event.preventDefault();
+  };
+  document.addEventListener("click", ignore);
   document.addEventListener("submit", (event) => {
     const button = event.submitter;
     if (!button?.matches(".danger, .asks")) return;
@@ -104,6 +108,7 @@ function countBoxes() {
       for (const one of form.querySelectorAll("button")) one.disabled = count === 0;
     };
     form.addEventListener("change", say);
+    addEventListener("pageshow", say); // the browser has put back what was ticked
     say();
   }
 }
