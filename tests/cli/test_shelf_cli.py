@@ -228,6 +228,9 @@ def believed_not(result):
         "another default configuration": changed(result, incumbents={"default": other}),
         "not measured: predicted": changed(result, status=Status.PREDICTED),
         "has no time": changed(result, median_us=None),
+        "not measured on a GPU": replace(
+            result, key=replace(result.key, measure=MeasureKind.PREDICT)
+        ),
         "other kernels": replace(
             result, key=replace(result.key, environment=replace(place, kernel_hash="ab" * 32))
         ),
@@ -255,6 +258,7 @@ def test_a_configuration_that_does_not_fit_is_not_believed(env, tmp_path):
 def test_files_that_hold_no_results_are_refused(env, tmp_path):
     path = tmp_path / "given.jsonl.gz"
     texts = {"cannot be read": b"no gzip", "line 1": gzip.compress(b"{}"), "line 2": None}
+    texts |= {"it is empty": gzip.compress(b""), "it is too deep": gzip.compress(b"[" * 100_000)}
     good = (SHIPPED / NAME).read_bytes()
     texts["line 2"] = gzip.compress(gzip.decompress(good).splitlines(keepends=True)[0] + b"[]")
     for words, data in texts.items():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmark_scripts import load_script
@@ -21,7 +22,7 @@ from tuner.families.fused_moe.family import MoeSelection
 from tuner.families.fused_moe.problem import Gemm
 from tuner.problems.results import MeasureKind
 from tuner.store.exchange import ResultExchange
-from tuner.store.result_files import RunResult, read_result
+from tuner.store.result_files import RunResult, checked, read_result
 from tuner.tuning.request import Request, Source
 
 ENGINE = find_engine("sglang==0.5.16")
@@ -105,6 +106,13 @@ def test_own_entries_stay(tmp_path: Path) -> None:
         assert [one.entry for one in found] == list(own.entries)
 
 
+@pytest.fixture(scope="module")
+def values(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The JSON of a result."""
+    with ResultExchange.open(f"sqlite:///{tmp_path_factory.mktemp('one')}/tuner.db") as store:
+        return result(store).as_json()
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -116,10 +124,38 @@ def test_own_entries_stay(tmp_path: Path) -> None:
         {"published_at": "yesterday"},
         {"measure": "guess"},
         {"points": [[1, "sideways"]]},
+        {"points": [["1", "up"]]},
+        {"points": [[-1, "up"]]},
+        {"seed": 10**40},
+        {"effort": 3},
+        {"space": None},
+        {"totals": {"wall_s": "1"}},
+        {"totals": {"extra": {"gpu_s": float("nan")}}},
     ],
 )
-def test_what_is_no_result_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
-    with ResultExchange.open(f"sqlite:///{tmp_path / 'tuner.db'}") as store:
-        values = result(store).as_json()
+def test_what_is_no_result_is_refused(values: dict[str, Any], change: dict[str, object]) -> None:
     with pytest.raises(BadInput):
-        read_result({**values, **change})
+        checked(read_result({**values, **change}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"median_us": value} for value in ("1", True, [1], -1.0, float("inf"), 10**400)),
+        {"reason": 1},
+        {"batch_size": 10**30},
+        {"without_us": ["default"]},
+        {"config": {"num_warps": float("inf")}},
+        *(
+            {"incumbents": {"default": {"config": {}, "status": "ok", "backend": "triton", **one}}}
+            for one in ({"median_us": "1"}, {"median_us": float("nan")}, {"backend": ["triton"]})
+        ),
+    ],
+)
+def test_an_entry_with_another_type_than_declared_is_refused(
+    values: dict[str, Any], change: dict[str, object]
+) -> None:
+    assert checked(read_result(values))
+    first, *others = values["entries"]
+    with pytest.raises(BadInput, match="cannot be read"):
+        checked(read_result({**values, "entries": [{**first, **change}, *others]}))

@@ -178,9 +178,9 @@ def import_results(
     from tuner.measure.workbench import Workbench
     from tuner.store.connect import database_url
     from tuner.store.exchange import ResultExchange
-    from tuner.store.result_files import read_results
+    from tuner.store.result_files import checked, read_results
 
-    found = [result for path in files for result in read_results(path)]
+    found = [checked(result) for path in files for result in read_results(path)]
     with Workbench() as workbench, ResultExchange.open(database_url(os.environ)) as store:
         with waiting(f"compiling the kernels of {len(found)} results"):
             asked = [(one, _believed(one, workbench)) for one in found]
@@ -212,11 +212,12 @@ def _believed(result: RunResult, workbench: Workbench) -> PreparedRun:
     )
     prepared = prepare(request)
     here = triton_version(engine), prepared.kernel_hash
-    why = iter(
-        ["it was measured with another Triton or other kernels than those of the engine here"]
-        if here != (place.triton, place.kernel_hash)
-        else doubts(prepared, result.entries, workbench)
-    )
+    if key.measure is not MeasureKind.GPU:
+        why = iter(["it was not measured on a GPU"])
+    elif here != (place.triton, place.kernel_hash):
+        why = iter(["it was measured with another Triton or other kernels than the engine's here"])
+    else:
+        why = doubts(prepared, result.entries, workbench)
     for doubt in why:
         raise BadInput(f"{key.problem.spec()} is not believed: {doubt}; nothing was stored")
     return prepared

@@ -18,9 +18,11 @@ from tuner.errors import BadInput
 from tuner.export.files import write_all
 from tuner.problems.registry import parse_problem
 from tuner.problems.results import SHELF_RUN, Entry, Environment, RunKey, Totals, Winner
+from tuner.store.declared import check_declared
 from tuner.store.rows import entry_row, read_entry, read_key, run_row
 
 FORMAT = 1
+_MOST_BYTES = 64 << 20  # of an unpacked file; the shelf's largest has 2 MB
 _COMPUTED = ("over", "over_us")  # columns of an entry that follow from the others
 
 
@@ -67,9 +69,18 @@ def read_result(values: object) -> RunResult:
             published_at=datetime.fromisoformat(values["published_at"]),
             models=tuple(map(str, values.get("models", ()))),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"{type(error).__name__}: {error}"
         raise BadInput(f"this result of a run cannot be read: {what[:200]}") from None
+
+
+def checked(result: RunResult) -> RunResult:
+    """Return a result that others made. Raises BadInput for values of other types than declared."""
+    try:
+        check_declared(result, "result")
+    except ValueError as error:
+        raise BadInput(f"this result of a run cannot be read: {error}") from None
+    return result
 
 
 def winner_json(winner: Winner) -> dict[str, Any]:
@@ -104,11 +115,16 @@ def read_results(path: Path) -> list[RunResult]:
     Raises BadInput, which names the line.
     """
     try:
-        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        with gzip.open(path) as stream:
+            data = stream.read(_MOST_BYTES + 1)
+        lines = data.decode().splitlines()
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise BadInput(
             f"{path} cannot be read: {error}: name a file that `tuner results export` wrote"
         ) from None
+    if not lines or len(data) > _MOST_BYTES:
+        why = "it is empty" if not lines else f"it is larger than {_MOST_BYTES >> 20} MiB"
+        raise BadInput(f"{path} has no results: {why}")
     return [_read_line(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
 
 
@@ -130,6 +146,8 @@ def write_results(folder: Path, results: Iterable[RunResult]) -> list[Path]:
 def _read_line(line: str, place: str) -> RunResult:
     try:
         return read_result(json.loads(line))
+    except RecursionError:
+        raise BadInput(f"{place}: this is no result of a run: it is too deep") from None
     except (BadInput, ValueError) as error:
         raise BadInput(f"{place}: {error}") from None
 
