@@ -112,7 +112,7 @@ def test_experts_that_are_divided_may_have_other_kernels(env, words):
         ("vllm", "-tp 2 -ep", ("--tp", "2", "--ep", "2")),
         ("vllm", "--tensor-parallel-size=2", ("--tp", "2")),
         ("sglang", "--tp-size 4 --ep-size 2", ("--tp", "4", "--ep", "2")),
-        ("sglang", "--tp 4 --moe-a2a-backend deepep", ("--tp", "4", "--ep", "4")),
+        ("sglang", "--tp 4 --enable-ep-moe", ("--tp", "4", "--ep", "4")),
         ("sglang", "--disable-shared-experts-fusion", ("--tp", "4", "--no-fuse-shared")),
         ("sglang", "--tp 4 --dp 2 --enable-dp-attention", ("--tp", "4", "--dp", "2")),
     ],
@@ -127,6 +127,19 @@ def test_flags_that_divide_a_model_are_those_options(env, engine, words, same):
     by_options = json.loads(run("plan", "deepseek-r1", *served, *same, env=env).stdout)
     problems = [[one["problem"] for one in plan["problems"]] for plan in (by_flags, by_options)]
     assert problems[0] == problems[1]
+
+
+def test_experts_that_get_their_tokens_sent_leave_shared_experts_whole(env):
+    """With DeepEP, sglang gives the shared experts' linear layers a tensor-parallel size of 1."""
+    served = ("--device", "H100", "--engine", "sglang", "--json", "--tp", "4")
+    words = ("--server-args", "--moe-a2a-backend deepep"), ("--ep", "4")
+    sent, divided = (
+        json.loads(run("plan", "deepseek-r1", *served, *some, env=env).stdout) for some in words
+    )
+    first, second = ({one["problem"] for one in plan["problems"]} for plan in (sent, divided))
+    shape = "block_gemm:N={},K={},dtype=fp8_w8a8,block=128x128"
+    assert first - second == {shape.format(4096, 7168), shape.format(7168, 2048)}
+    assert second - first == {shape.format(1024, 7168), shape.format(7168, 512)}
 
 
 def test_an_option_of_a_family_that_was_left_out_names_the_reason(env, subtests):
