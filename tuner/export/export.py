@@ -24,16 +24,15 @@ from tuner.export.selection import (
     LeftOut,
     leave_out_predicted,
     left_out_lines,
+    no_winners,
     select,
     wholly_named,
-    winners_of,
     with_shipped,
 )
 from tuner.export.summary import ExportSummary, shelf_notes, triton_notes
 from tuner.problems.points import Problem
 from tuner.problems.registry import Family, families, family_of
 from tuner.problems.results import Winner
-from tuner.shell import command_line
 
 
 @dataclass(frozen=True)
@@ -202,24 +201,14 @@ def wanted_winners(
 
     Raises ExportRefused if there are none, with the nearest problem if a user `named` the first.
     """
-    own = {winner.problem for winner in winners if not winner.from_shelf}
-    found = winners if wanted else [winner for winner in winners if winner.problem in own]
-    typed = wanted[0].spec() if wanted and wanted[0] in named else ""
     if wanted:
-        chosen = typed and found
-        found = select(found, wanted, device, engine) if chosen else winners_of(found, wanted)
+        typed = wanted[0] in named
+        return with_shipped(select(winners, wanted, device, engine, typed=typed))
+    own = {winner.problem for winner in winners if not winner.from_shelf}
+    found = [winner for winner in winners if winner.problem in own]
     if not found:
-        name = ", or name a model: the shelf has files for some" if winners and not wanted else ""
-        spec, of = f"{engine.name}=={engine.version}", f"{wanted[0].spec()} on " if wanted else ""
-        tune = command_line(
-            "tuner", "tune", typed or "MODEL", "--device", device.name, "--engine", spec
-        )
-        raise ExportRefused(
-            f"the store has no winners for {of}{device.name} with {engine.name} {engine.version}: ",
-            cli=f"run `{tune}` first{name}",
-            api=f"post a job for the device {device.name} first",
-            page=f"queue a job for the device {device.name} first",
-        )
+        or_else = ", or name a model: the shelf has files for some" if winners else ""
+        raise no_winners(device, engine, or_else=or_else)
     return with_shipped(found)
 
 

@@ -42,26 +42,49 @@ def left_out_lines(left_out: Iterable[LeftOut]) -> list[str]:
 
 
 def select(
-    winners: Sequence[Winner], wanted: Sequence[Problem], device: Device, engine: Engine
+    winners: Sequence[Winner],
+    wanted: Sequence[Problem],
+    device: Device,
+    engine: Engine,
+    *,
+    typed: bool = True,
 ) -> list[Winner]:
     """Return the winners of a device and an engine for the wanted problems.
 
     A problem without winners stands for all stored problems that its family calls alike. Raises
-    ExportRefused if no stored problem matches, and names the nearest problem.
+    ExportRefused if no stored problem matches, and names the nearest problem if a user `typed` the
+    first problem.
     """
     chosen = winners_of(winners, wanted)
     if not chosen:
         spec = wanted[0].spec()
-        near = did_you_mean(spec, [winner.problem.spec() for winner in winners])
-        place = ("--device", device.name, "--engine", f"{engine.name}=={engine.version}")
-        tune = command_line("tuner", "tune", spec, *place)
-        raise ExportRefused(
-            f"the store has no winners for {spec}: ",
-            cli=f"run `{tune}` first{near}",
-            api=f"post a job for it first{near}",
-            page=f"queue a job for it first{near}",
-        )
+        near = did_you_mean(spec, [winner.problem.spec() for winner in winners]) if typed else ""
+        raise no_winners(device, engine, spec, target=spec if typed else "MODEL", near=near)
     return chosen
+
+
+def no_winners(
+    device: Device,
+    engine: Engine,
+    spec: str = "",
+    *,
+    target: str = "MODEL",
+    near: str = "",
+    or_else: str = "",
+) -> ExportRefused:
+    """Return the error that a store has no winners, for one problem if `spec` is given.
+
+    It names the command that tunes `target`. `or_else` is for the command line alone.
+    """
+    place = ("--device", device.name, "--engine", f"{engine.name}=={engine.version}")
+    tune = command_line("tuner", "tune", target, *place)
+    of = f"{spec} on " if spec else ""
+    return ExportRefused(
+        f"the store has no winners for {of}{device.name} with {engine.name} {engine.version}: ",
+        cli=f"run `{tune}` first{near}{or_else}",
+        api=f"post a job for the device {device.name} first{near}",
+        page=f"queue a job for the device {device.name} first{near}",
+    )
 
 
 def winners_of(winners: Sequence[Winner], wanted: Collection[Problem]) -> list[Winner]:

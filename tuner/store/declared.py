@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from tuner.problems.points import Problem
 
@@ -26,7 +26,7 @@ def _check(value: Any, declared: Any, name: str) -> None:  # noqa: ANN401
     origin, inner = get_origin(declared), get_args(declared)
     if value is None and type(None) in inner:
         return
-    if origin is Union or type(None) in inner:
+    if type(None) in inner:
         _check(value, next(one for one in inner if one is not type(None)), name)
     elif is_dataclass(value) and not isinstance(value, type):
         check_declared(value, name)

@@ -81,8 +81,9 @@ def _server_problems(facts: Facts, made_for: Mapping[str, str]) -> tuple[list[Pr
         return [], f"the log does not say the tensor-parallel size: {_GIVE}"
     if not (model := _checkpoint(server.model) or server.target()):
         return [], f"{server.model} is no preset: run this where its config.json is"
-    if unread := server.flags(name).unread:
-        return [], unread
+    flags = server.flags(name)
+    if flags.unread:
+        return [], flags.unread
     dtype, options = server.shaped(name)
     serving = Serving(
         engine=name,
@@ -90,7 +91,7 @@ def _server_problems(facts: Facts, made_for: Mapping[str, str]) -> tuple[list[Pr
         device=server.device(),
         tp=server.tp,
         dtype=parse_dtype(dtype) if dtype else None,
-        converts=server.flags(name).converts,
+        converts=flags.converts,
         options=options,
     )
     try:
