@@ -54,7 +54,7 @@ def scrape_after_cancel(server: Server, job: str) -> Scrape:
 
 @both_databases
 def test_a_drained_worker_takes_no_jobs(server, store_url):
-    """So `TunerNoWorker` tells of a worker that nobody resumed."""
+    """The alert `TunerNoWorker` depends on it: an operator may forget to resume a worker."""
     server.submit()
     with Leases.open(store_url) as leases:
         add_worker(leases, 1)

@@ -591,7 +591,7 @@ NARROW = MOE.replace("N=256", "N=192")
 @pytest.mark.parametrize(
     ("problem", "device", "settings", "backends"),
     [
-        # fp8.py's methods are not those of compressed-tensors, whose word no override knows.
+        # compressed-tensors has methods of its own, and no override names compressed-tensors.
         (MOE_FP8, "B200", {**QWEN, **COMPRESSED}, ["triton"]),
         (MOE_FP8, "B200", {**QWEN, "checkpoint": "fp8_w8a8 fp8"}, ["flashinfer_trtllm"]),
         # AITER's kernel of 16-bit weights is for columns in 128s.

@@ -286,7 +286,7 @@ def test_16_bit_weights_that_the_server_converts_are_not_tuned_as_such(engine, w
         resolve(find_preset("qwen3-30b-a3b"), serving)
     named = replace(serving, dtype=Dtype.INT8_W8A16)
     assert resolve(find_preset("qwen3-30b-a3b"), named).problems[0].dtype is Dtype.INT8_W8A16
-    # Of a checkpoint's own format the word changes nothing.
+    # If the checkpoint is quantised already, the word changes nothing.
     assert resolve(find_preset("qwen3-30b-a3b-fp8"), replace(serving, tp=2)).problems
 
 

@@ -239,8 +239,13 @@ def check_groups(
     with Farm(triton=triton_for(engine)) as farm:
         entries = compile_groups(farm, groups, device)
     warnings = {group.name: group.warning for group in groups if group.warning}
-    told = [*notes, *(group.name for group in groups if not group.entries)]
+    told = [*notes, *reasons_of(groups)]
     return kind(device, entries, runs_of(groups, device, engine, flags), warnings, told)
+
+
+def reasons_of(groups: Sequence[CheckGroup[Any]]) -> list[str]:
+    """Return the reasons of the groups without entries."""
+    return [group.name for group in groups if not group.entries]
 
 
 def runs_of(

@@ -71,6 +71,11 @@ class WorkerInfo:
         return replace(self, engines=engines)
 
 
+def drain_state(job_id: str | None) -> str:
+    """Name the state of a worker that an operator drains, which may still have a job."""
+    return "draining" if job_id else "drained"
+
+
 @dataclass(frozen=True)
 class WorkerStatus:
     """A worker as the store knows it."""
@@ -98,7 +103,7 @@ class WorkerStatus:
         if self.state is WorkerState.SET_ASIDE:
             return "set aside"
         if self.drain:
-            return "draining" if self.job_id else "drained"
+            return drain_state(self.job_id)
         return "busy" if self.job_id else "idle"
 
     def called(self, name: str) -> bool:

@@ -57,7 +57,7 @@ def place_layers(fields: Json, full_every: int) -> tuple[Places, Places]:
 
 
 def _sliding_period(fields: Json) -> int:
-    """Return the number of layers of which one has no window; 0 if no field says it."""
+    """Return the distance between layers without a window; 0 if no field says it."""
     pattern = fields.get("sliding_window_pattern")
     if isinstance(pattern, str):  # EXAONE 4: "LLLG"
         return len(pattern)

@@ -31,6 +31,7 @@ from tuner.jobs.workers import (
     WorkerInfo,
     WorkerState,
     WorkerStatus,
+    drain_state,
     read_info,
 )
 from tuner.problems.points import Problem
@@ -356,7 +357,7 @@ def _workers(connection: Connection, now: datetime) -> list[LiveWorker]:
 def _doing(state: str, drain: bool, job_id: str | None) -> str:
     if state != WorkerState.ACTIVE.value or not drain:
         return state
-    return "draining" if job_id else "drained"
+    return drain_state(job_id)
 
 
 def _nights(connection: Connection) -> NewestNights:

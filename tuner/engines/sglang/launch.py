@@ -23,7 +23,7 @@ UNFUSING_FLAG = "--disable-shared-experts-fusion"
 _FUSION = {UNFUSING_FLAG: False, "--enforce-shared-experts-fusion": True}
 _TP = ("--tp-size", "--tp", "--tensor-parallel-size")
 _DP = ("--dp-size", "--dp", "--data-parallel-size")
-# Of 0.5.23, for --enable-dp-attention with --dp-size.
+# These flags of 0.5.23 replace --enable-dp-attention with --dp-size.
 _ATTENTION_DP = ("--attn-dp-size", "--attention-data-parallel-size")
 # Flags that give ranks sizes which are not read here, and the largest number that does not.
 _PREFILLS = ("", "nsa-", "dsa-")

@@ -27,6 +27,7 @@ from tuner.families.check import (
     EntryToCheck,
     compile_groups,
     other_kernel,
+    reasons_of,
     runs_of,
 )
 from tuner.problems.points import Candidate, Config, Point
@@ -137,7 +138,7 @@ def check_problems(
         too_large = [one for (one, _), entry in zip(asked, found, strict=True) if _large(entry)]
         remedy = _remedy(farm, attention, device, too_large)
     runs = runs_of(groups, device, engine, flags)
-    notes = [group.name for group in groups if not group.entries]
+    notes = reasons_of(groups)
     return AttentionCheck(device, entries, runs, notes=notes, engine=kernels.origin, remedy=remedy)
 
 
