@@ -1,6 +1,5 @@
 """Each command that opens a store opens the store that the environment names."""
 
-import gzip
 import os
 
 import pytest
@@ -10,6 +9,7 @@ from cases import FP8_RECORDING
 from commands import run
 
 from tuner.cli.commands import app
+from tuner.store.shelf import SHIPPED
 
 PROBLEM = "fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128"
 ENGINE = ("--engine", "sglang==0.5.16")
@@ -41,7 +41,7 @@ OPENING = {
     "results show": (PROBLEM, "--device", "H200"),
     "results forget": (PROBLEM, "--device", "H200"),
     "results export": ("--device", "H200", *ENGINE),
-    "results import": ("no-results.jsonl.gz",),
+    "results import": (str(min(SHIPPED.glob("*/*.jsonl.gz"))),),
     "admin keys create": ("alice",),
     "admin keys ensure": ("alice", "--token-file", "token"),
     "admin keys list": (),
@@ -69,7 +69,6 @@ def test_each_command_is_known_to_open_a_store_or_not():
 def test_a_command_opens_the_store_that_a_file_names(words, tmp_path):
     """Nothing is kept in such a store: each command that opens it says so, and makes no other."""
     (tmp_path / "database_url").write_text("mysql://me:secret@db/tuner\n")
-    (tmp_path / "no-results.jsonl.gz").write_bytes(gzip.compress(b""))
     (tmp_path / "token").write_text("a-token-of-more-than-thirty-two-characters\n")
     ours = {name: value for name, value in os.environ.items() if not name.startswith("TUNER_")}
     env = {
