@@ -169,11 +169,6 @@ def package_version() -> str:
         return "0"
 
 
-def document_tags() -> list[dict[str, str]]:
-    """Return the tags of the document."""
-    return [{"name": name, "description": text} for name, text in TAGS.items()]
-
-
 def install_document(app: FastAPI) -> None:
     """Serve the completed document at /openapi.json. It is made at the first request for it.
 
@@ -299,7 +294,7 @@ def create_app(settings: ApiSettings, announcer: Announces | None = None) -> Fas
         description=DESCRIPTION,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         servers=[{"url": "/", "description": "The server that this document came from"}],
-        openapi_tags=document_tags(),
+        openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
         generate_unique_id_function=operation_id,
         lifespan=lifespan,
         openapi_url=None,  # see install_document

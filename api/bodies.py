@@ -119,7 +119,7 @@ class _Body:
         self._size, self._values, self._declared = 0, 0, declared
         self._scope, self._settings = scope, settings
         self._counted = False
-        self._kind = _kind_of(scope["path"])
+        self._kind = _FORM if is_page(scope["path"]) else _JSON
         self._sent = Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
 
     def add(self, chunk: bytes) -> None:
@@ -154,11 +154,6 @@ def _again(body: bytes, receive: Receive) -> Receive:
         return messages.pop() if messages else await receive()
 
     return receive_again
-
-
-def _kind_of(path: str) -> str:
-    """Return the media type of the bodies that a path takes."""
-    return _FORM if is_page(path) else _JSON
 
 
 def _parse_form(body: bytes) -> dict[str, str]:

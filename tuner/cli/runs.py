@@ -126,13 +126,8 @@ def _opened(
     if errors and not runs:
         raise errors[0][1]
     for request, reason in errors:
-        say(not_tuned(request, reason))
+        say(f"not tuned: {request.problem.spec()}: {reason}")
     return runs
-
-
-def not_tuned(request: Request, reason: Exception) -> str:
-    """Say which problem cannot be tuned, and why."""
-    return f"not tuned: {request.problem.spec()}: {reason}"
 
 
 def run_here(

@@ -71,11 +71,6 @@ def cost_columns(cost: Cost) -> dict[str, float]:
     return asdict(cost)
 
 
-def read_cost(row: Mapping[Any, Any]) -> Cost | None:
-    """Read the cost of a row's job, if it is known."""
-    return None if row["cpu_s"] is None else Cost(*(row[column.name] for column in COST))
-
-
 def new_job(row: Mapping[str, Any], request: JobRequest) -> Job:
     """Return the job of a row from `new_job_row`, as reading it back would."""
     return _job({**dict.fromkeys(_LATER), **row}, request)
@@ -87,7 +82,7 @@ def read_job(row: Mapping[Any, Any]) -> Job:
 
 def _job(row: Mapping[Any, Any], request: JobRequest | UnreadableRequest) -> Job:
     values = {field.name: row[field.name] for field in fields(Job) if field.name != "cost"}
-    values["cost"] = read_cost(row)
+    values["cost"] = None if row["cpu_s"] is None else Cost(*(row[column.name] for column in COST))
     values["request"], values["clients"] = request, tuple(row["clients"])
     values["priority"], values["state"] = Priority(row["priority"]), JobState(row["state"])
     return Job(**values)

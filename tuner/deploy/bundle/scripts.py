@@ -92,11 +92,6 @@ def script_head(title: str) -> str:
     return _HEAD.format(title=title)
 
 
-def container_variables(environment: Mapping[str, str], pointers: Sequence[str]) -> dict[str, str]:
-    """Return a container's variables: the mounted config folder's, then the node's own."""
-    return {**dict.fromkeys(pointers, MOUNTED), **environment}
-
-
 def docker_script(
     cluster: Cluster,
     rank: int,
@@ -124,7 +119,7 @@ def docker_script(
     if carry_over and not rank:
         words.append(f'--volume "$bundle/{CARRY_OVER}:/root/.config/vllm/{CARRY_OVER}:ro"')
     words += model_mounts(cluster)
-    variables = container_variables(environment, pointers)
+    variables = {**dict.fromkeys(pointers, MOUNTED), **environment}
     words += [f"--env {quoted(f'{name}={value}')}" for name, value in variables.items()]
     program, *arguments = one_line(commands)
     words.append(f"--entrypoint {quoted(program)}")

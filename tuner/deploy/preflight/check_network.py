@@ -37,11 +37,6 @@ PLUGINS = {
 }
 
 
-def merged_environment(node: Node, expected: ExpectedNode | None) -> dict[str, str]:
-    """Return the variables of a launch: values of the cluster file override captured values."""
-    return {**node.environment, **(expected.environment if expected else {})}
-
-
 def check_network(node: Node, links: NodeLinks, expected: Expected | None) -> Iterator[Finding]:
     """Yield every finding about the node's addresses and ports."""
     expected_node = expected.node(node.name) if expected else None
@@ -51,7 +46,7 @@ def check_network(node: Node, links: NodeLinks, expected: Expected | None) -> It
             f"the management interface is not known: {links.reason}",
             "capture `ip -j addr` and `ip -j route` too, or name the interface in the cluster file",
         )
-    environment = merged_environment(node, expected_node)
+    environment = {**node.environment, **(expected_node.environment if expected_node else {})}
     yield from _named_interfaces(node, links, expected_node, environment)
     yield from _named_devices(node, environment)
     yield from _gid_index(node, links, environment)

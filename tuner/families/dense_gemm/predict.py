@@ -32,15 +32,11 @@ class GemmPredictor:
         self._unmodelled = {name for name, _ in device.architecture.launch_options}
         self._footprints = lru_cache(maxsize=None)(self._estimate)
 
-    def predict_us(self, point: Point, config: Config, compiled: Compiled) -> float:
-        """Return the model's microseconds for all kernels of a GEMM."""
-        return self._predict(point, config, Footprint.of(compiled))
-
     def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:
         """Return the model's time as `median_us`."""
         if not compiled.ok:
             return Measurement(compiled.status, detail=compiled.detail)
-        us = self.predict_us(candidate.point, candidate.config, compiled)
+        us = self._predict(candidate.point, candidate.config, Footprint.of(compiled))
         return Measurement(Status.PREDICTED, us, detail="by the device model")
 
     def considers(self, point: Point, config: Config) -> bool:

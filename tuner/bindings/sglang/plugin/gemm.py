@@ -111,7 +111,7 @@ class ServedFiles:
             return found
         for check in checks:
             if check.used and check.file:
-                found[_asked_for(check.file.problem)] = check.file, str(check)
+                found[replace(check.file.problem, out=Dtype.BFLOAT16)] = check.file, str(check)
         said = [*([] if found else ["no file applies"]), *log_items("gemm", checks, used=False)]
         if said:
             log.info("tuner gemm: %s", "; ".join(said))
@@ -122,10 +122,6 @@ def _problem(loader: Loader, sizes: Mapping[str, int]) -> DenseGemm:
     """Return the problem that a loader is asked for, with the output type of file names."""
     block = (sizes["block_n"], sizes["block_k"]) if loader.blocks else None
     return DenseGemm(sizes["N"], sizes["K"], loader.dtype, block)
-
-
-def _asked_for(problem: DenseGemm) -> DenseGemm:
-    return replace(problem, out=Dtype.BFLOAT16)
 
 
 def _imported(loader: Loader) -> ModuleType | None:

@@ -52,11 +52,6 @@ class SplitsTable:
         """
         return max((row.room for row in self.rows), default=0)
 
-    @property
-    def chosen(self) -> tuple[SplitsRow, ...]:
-        """Return the rows that have numbers."""
-        return tuple(row for row in self.rows if not row.engines)
-
     def row(self, batch_size: int) -> SplitsRow:
         """Return the row of the nearest number of sequences by ratio; of two equally near, the
         smaller.
@@ -73,7 +68,7 @@ class SplitsTable:
 
     def grid(self) -> Grid:
         """Return the numbers of the `chosen` rows on a common grid of lengths."""
-        rows = self.chosen
+        rows = tuple(row for row in self.rows if not row.engines)
         lengths = sorted(
             {bound for row in rows for bound in _between([n for n, _ in row.by_length])}
         )

@@ -74,7 +74,7 @@ class VLLMMoeKernels(MoeKernels):
         launch = self._launch(
             _Layer(problem, gemm, batch_size, compute or _compute(problem), target),
             config,
-            self._functions_on(target),
+            self._functions.setdefault(target, EngineFunctions(self.engine, SOURCE, target)),
             zero_points=zero_points,
         )
         parameters = self.lifted.parameters(launch.kernel)
@@ -86,9 +86,6 @@ class VLLMMoeKernels(MoeKernels):
         known["EM"] = Integer(-(-launch.arguments["EM"] // 16) * 16)
         options = {**triton_defaults(target.platform), **launch.options}
         return bind(self.lifted.origin, launch.kernel, parameters, known, options)
-
-    def _functions_on(self, target: Target) -> EngineFunctions:
-        return self._functions.setdefault(target, EngineFunctions(self.engine, SOURCE, target))
 
     def _launch(
         self, layer: _Layer, config: Config, functions: EngineFunctions, *, zero_points: bool
