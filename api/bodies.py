@@ -1,7 +1,4 @@
-"""Read the bodies of requests: in time, not too large, and parsed once.
-
-Bodies are plain JSON; pages take forms.
-"""
+"""Read requests' bodies: in time, not too large, parsed once. Pages take forms, all else JSON."""
 
 from __future__ import annotations
 

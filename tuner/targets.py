@@ -225,9 +225,7 @@ def as_flags_say(serving: Serving, settings: Mapping[str, str]) -> Serving:
 
 
 def only_problem(target: TuningTarget) -> Problem:
-    """Return the problem of a target that is one job. Raises BadInput, which names all, if it has
-    more.
-    """
+    """Return a target's only problem. Raises BadInput, naming all, if it has more."""
     if len(target.problems) > 1:
         specs = " and ".join(problem.spec() for problem in target.problems)
         raise BadInput(
@@ -282,9 +280,7 @@ def resolve_all(
 
 
 def why_left_out(family: Family, model: Model, serving: Serving) -> str:
-    """Say why a model has no problem of a family whose layers it may have; "" if it has
-    a problem.
-    """
+    """Say why a model has no problem of a family whose layers it may have; "" if it has one."""
     if not supports(serving.engine, family.name):
         return ""
     try:
@@ -297,9 +293,7 @@ def why_left_out(family: Family, model: Model, serving: Serving) -> str:
 
 
 def _not_served(architecture: str, serving: Serving) -> list[str]:
-    """Return a sentence if the engine's release, which is on disk, does not know the
-    model's class.
-    """
+    """Return a sentence if the engine's release on disk does not know the model's class."""
     version = serving.engine_version
     if not version or not architecture or names_model(serving.engine, version, architecture):
         return []
@@ -396,7 +390,5 @@ def refuse_options(
 
 
 def reader_of(text: str) -> Family | None:
-    """Return the family that can read the text, an engine's log line or a file's name,
-    if any can.
-    """
+    """Return the family, if any, that can read an engine's log line or a file's name."""
     return next((one for one in families() if one.module("models").reads(text)), None)

@@ -38,9 +38,7 @@ def require_celery() -> None:
 
 
 def queue_name(device: str, priority: Priority, *, needs_gpu: bool) -> str:
-    """Return `tune.<DEVICE>` for workers with that GPU, `compile.<DEVICE>` for all; perhaps
-    `.urgent`.
-    """
+    """Return `tune.<DEVICE>` for workers with that GPU, else `compile.<DEVICE>`; or `.urgent`."""
     kind = "tune" if needs_gpu else "compile"
     return f"{kind}.{device}" + (".urgent" if priority is Priority.URGENT else "")
 

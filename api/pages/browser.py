@@ -118,9 +118,7 @@ def clear_session(response: Response, headers: Headers) -> None:
 
 
 def proof_of(session: str | None) -> str:
-    """Return the hidden field of a form. Pages from elsewhere cannot read the session it is made
-    of.
-    """
+    """Return the hidden field of a form. Other sites cannot read the session it is made of."""
     token = session or _NO_SESSION
     return hmac.new(token.encode(), b"form", hashlib.sha256).hexdigest()
 

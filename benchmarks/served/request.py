@@ -86,6 +86,10 @@ class Advised:
     def variables(self) -> dict[str, str]:
         return {name: value for name, value in self.flags.items() if not _is_flag(name)}
 
+    def added_to(self, words: Sequence[str]) -> list[str]:
+        """The words of a command line, with these flags in place of what they say of them."""
+        return _added(self.flags, self.needed_in(words))
+
     def needed_in(self, words: Sequence[str]) -> list[str]:
         """The words with the flags that a server needs also without files."""
         return _added(self.needs, words)
@@ -206,7 +210,7 @@ def setup_of(request: ComparisonRequest, store: ResultStore) -> Iterator[Compari
         advised = advised_for(exported, winners, device, package, both, request.model)
     args = {
         BEFORE: [*advised.needed_in(both), *before],
-        AFTER: [*_added(advised.flags, advised.needed_in(both)), *after],
+        AFTER: [*advised.added_to(both), *after],
     }
     assigned = [f"{name}={value}" for name, value in advised.variables.items()]
     gpus = _gpus(device, request.tp)

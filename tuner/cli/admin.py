@@ -1,6 +1,4 @@
-"""The commands for the operator of a service: workers and the store. `keys` adds the commands of
-keys.
-"""
+"""The commands for a service's operator: workers and the store. `keys` adds those of keys."""
 
 from __future__ import annotations
 

@@ -110,9 +110,7 @@ def _check_files(
     served: tuple[str, int, str | None],
     choice: FamilyChoice,
 ) -> list[CheckResult]:
-    """Check files, for the model, tp and dtype that are `served`. If the GPU is refused, their
-    names alone are judged.
-    """
+    """Check files for the `served` model, tp and dtype; their names alone if the GPU is refused."""
     from tuner.devices.here import card_to_check_or_here, device_or_here
 
     model, tp, dtype = served

@@ -93,9 +93,7 @@ def engine_of_files(paths: Sequence[Path]) -> str:
 
 
 def spelled_by(paths: Sequence[Path]) -> str:
-    """Return the engine that spells blocks of quantisation as all these names do; empty if none is
-    known.
-    """
+    """Return the engine that spells blocks as all these names do; empty if none is known."""
     from tuner.engines.logs.facts import facts_of_line
 
     found = {name for path in paths if (name := facts_of_line(path.name).get("engine"))}
@@ -312,9 +310,7 @@ class _Server:
 def _served(
     family: Family, device: Device, engine: Engine, model: TargetOptions, choice: FamilyChoice
 ) -> _Server:
-    """Return the files that a server of the model asks for, and the kernels that it runs. Raises as
-    `resolve` does.
-    """
+    """Return what the model's server asks for, and the kernels it runs. Raises as `resolve`."""
     from tuner.cli.problems import divided, resolve
     from tuner.engines.dispatch import engine_runs
 
@@ -367,9 +363,7 @@ def _by_family(
 
 
 def _refusals(paths: Sequence[Path], engine: Engine) -> dict[Path, str]:
-    """Return the files of the engine's plugin, each with why its servers refuse it; "" if they take
-    it.
-    """
+    """Return the plugin's files, each with why servers refuse it; "" if they take it."""
     from tuner.engines.engine import engine_triton, supports
     from tuner.export.delivery import delivery_of
 

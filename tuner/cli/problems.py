@@ -1,7 +1,4 @@
-"""Turn the targets and options of a command line into problems.
-
-Imports are late, so that --help is quick.
-"""
+"""Turn a command line's targets and options into problems. Late imports keep --help quick."""
 
 from __future__ import annotations
 
@@ -41,10 +38,7 @@ class TargetOptions:
 
 
 def resolve(asked: TargetOptions, choice: FamilyChoice) -> TuningTarget:
-    """Return the problems that a command line names.
-
-    Raises as `resolve_target` does, and BadInput for a log.
-    """
+    """Return a command line's problems. Raises as `resolve_target`, and BadInput for a log."""
     from tuner.targets import resolve_target
 
     if asked.target.found is None:

@@ -26,15 +26,11 @@ class Compiler(Protocol):
         """Queue candidates; never waits for a compile."""
 
     def poll(self, wait: bool) -> list[tuple[Candidate, Compiled]]:
-        """Return the results since the last call; with `wait`, at least one result if any is
-        pending.
-        """
+        """Return the results since the last call; with `wait`, at least one if any is pending."""
 
     @property
     def compiled_count(self) -> int:
-        """Return how many kernels were compiled so far, including failures but not
-        cached results.
-        """
+        """Return how many kernels were compiled so far, also failures, but no cached results."""
 
     @property
     def cached_count(self) -> int:
@@ -58,9 +54,7 @@ class _Asked:
     results: dict[CompileJob, Compiled] = field(default_factory=dict)
 
     def result(self, shared_limit_bytes: int) -> Compiled:
-        """Return the result of the candidate's own kernel, or of the first companion that cannot
-        run.
-        """
+        """Return the candidate's own result, or that of the first companion that cannot run."""
         found = [self.results[job].within(shared_limit_bytes) for job in self.jobs]
         own, *others = found
         return next((other for other in others if own.ok and not other.ok), own)
@@ -83,10 +77,7 @@ class KernelCompiler:
     def __init__(
         self, farm: Farm, bind: Binder, device: Device, companions: Companions | None = None
     ) -> None:
-        """Take the farm.
-
-        `companions`: kernels that are compiled along; a candidate is ready when all are.
-        """
+        """Take the farm. `companions`: kernels compiled along; a candidate waits for them."""
         self._farm, self._bind, self._device = farm, bind, device
         self._companions = companions
         self._pending: dict[CompileJob, _Asked] = {}

@@ -1,6 +1,4 @@
-"""Read the sections of a 64-bit little-endian ELF file, the format of both vendors'
-machine code.
-"""
+"""Read the sections of a 64-bit little-endian ELF file, both vendors' format of machine code."""
 
 from __future__ import annotations
 

@@ -182,10 +182,7 @@ class Farm:
         self._start_threads()
 
     def _put(self, key: str, job: CompileJob, rank: int, *, ahead: bool = False) -> None:
-        """Queue a job.
-
-        `ahead`: it was queued to come last; do nothing if a thread has begun it.
-        """
+        """Queue a job. `ahead`: it was queued as last; do nothing if it has begun."""
         with self._lock:
             if ahead and key not in self._open:
                 return

@@ -160,9 +160,7 @@ class _Scan:
 
 
 def _starts(lines: Sequence[bytes]) -> list[int]:
-    """List the start of each line in the joined text; an empty line starts where the next line
-    starts.
-    """
+    """List each line's start in the joined text; an empty line starts as the next one does."""
     found, at = [], 0
     for line in lines:
         found.append(at)

@@ -217,9 +217,7 @@ def colour_style() -> str:
 
 
 def scheme_style() -> str:
-    """Return the rules that colour shapes by the page's `color-scheme`, which the page may let
-    choose.
-    """
+    """Return the rules that colour shapes by a page's `color-scheme`, which it may let choose."""
     return _rules(
         {
             name: f"light-dark({colour.value[0]},{colour.value[1]})"

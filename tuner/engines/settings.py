@@ -153,9 +153,7 @@ def with_flags(server: ServerSettings) -> str:
 
 @dataclass(frozen=True)
 class ServingFlags:
-    """The changes that flags make to a model's problems, with the fields of
-    `models.serving.Serving`.
-    """
+    """What flags change in a model's problems, with the fields of `models.serving.Serving`."""
 
     dtype: Dtype | None = None  # None: the checkpoint's own
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -219,9 +217,7 @@ def config_folder_since(engine: str) -> str:
 
 
 def unfusing_flag(engine: str) -> str:
-    """Return the flag that keeps shared experts apart from the routed experts; "" if
-    none exists.
-    """
+    """Return the flag that keeps shared experts apart from routed experts; "" if none exists."""
     found: str = _module(engine).UNFUSING_FLAG
     return found
 

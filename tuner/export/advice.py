@@ -75,9 +75,7 @@ class Advice:
 
 
 def flags_to_start(advice: Sequence[Advice]) -> dict[str, str]:
-    """Return the flags to start servers with, besides the flags that they are started with
-    already.
-    """
+    """Return the flags to start servers with, besides those they have already."""
     return {name: value for one in advice for name, value in one.flags.items()}
 
 
@@ -158,9 +156,7 @@ def _agreeing(
     engine: tuple[str, str],
     flags: Mapping[str, str],
 ) -> list[Advice]:
-    """Return the advice, without flags that also change the kernel of a problem that is left
-    alone.
-    """
+    """Return the advice, without flags that also change the kernel of problems left alone."""
     left = [*others, *(one.problem for one in found if one.verdict is Verdict.LEAVE)]
 
     def spoiled(advice: Advice) -> Problem | None:
@@ -210,9 +206,7 @@ def _open(runs: Runs) -> str:
 
 
 def _or_null(winner: Winner, kernel: Kernel) -> Winner:
-    """Return the winner; or a null entry, with which servers run `kernel`, if `kernel` has no
-    time.
-    """
+    """Return the winner, or, if `kernel` has no time, a null entry, with which servers run it."""
     entry = winner.entry
     if entry.status is Status.INCUMBENT or reference(entry).without_us:
         return winner
@@ -221,9 +215,7 @@ def _or_null(winner: Winner, kernel: Kernel) -> Winner:
 
 
 def _files(problem: Problem, winners: Sequence[Winner], *, triton: bool) -> Advice:
-    """Return advice for servers that read the files. `triton`: they run Triton without an entry,
-    too.
-    """
+    """Return advice for servers that read the files. `triton`: also without an entry."""
     found = gains(winner.entry for winner in winners)
     slower = {one.size for one in found if one.ratio < 1 - NOISE}
     entries = [winner.entry for winner in winners]
@@ -262,9 +254,7 @@ def _no_time(unheld: Sequence[str]) -> str:
 def _flags(
     problem: Problem, winners: Sequence[Winner], kernel: Kernel, flags: Mapping[str, str]
 ) -> Advice:
-    """Return advice for servers that run another backend, which these flags would change to
-    Triton.
-    """
+    """Return advice for servers that run another backend, which the flags turn to Triton."""
     entries = [winner.entry for winner in winners]
     if not flags:
         why = f"{kernel.name} is {WITHOUT_US}, and no flag changes it for this problem alone"

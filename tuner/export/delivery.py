@@ -94,9 +94,7 @@ class Delivery(ABC):
 
     @property
     def variable(self) -> str | None:
-        """Return the environment variable that points servers at another root; None if there is
-        none.
-        """
+        """Return the variable that points servers at another root, if any."""
         return None
 
     @abstractmethod
@@ -106,9 +104,7 @@ class Delivery(ABC):
         """
 
     def shipped_file(self, problem: Problem, device: Device) -> Path | None:
-        """Return the file of the engine's package that its loader reads for the problem on the
-        device.
-        """
+        """Return the engine's own file that its loader reads for the problem on the device."""
         return None
 
     def obstacle(self, *, into_engine: bool) -> str:
@@ -135,9 +131,7 @@ class Delivery(ABC):
         return None
 
     def packaged(self) -> Iterator[tuple[Path, Path]]:
-        """Yield the engine's own files that a root replaces: the path under a root, and the
-        file.
-        """
+        """Yield the engine's own files that a root replaces: path under a root, and file."""
         return iter(())
 
     def advice(self, files: Sequence[ExportFile]) -> Sequence[ServerFlags]:
@@ -149,9 +143,7 @@ T = TypeVar("T")
 
 
 def read_back(name: str, written: Path, read: Callable[[Path], T], wanted: T) -> None:
-    """Check that servers' reader reads the file `written` as `wanted`. Raises ExportRefused if
-    not.
-    """
+    """Check that the servers' reader takes `written` for `wanted`. Raises ExportRefused."""
     try:
         found = read(written)
     except MalformedConfigFile as error:

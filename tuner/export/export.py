@@ -37,9 +37,7 @@ from tuner.problems.results import Winner
 
 @dataclass(frozen=True)
 class Choice:
-    """The winners to export, winners that are left alone, stored problems that are left out, and
-    the advice.
-    """
+    """Winners to export, winners to leave alone, stored problems that are left out, and advice."""
 
     winners: Sequence[Winner]
     left_out: Sequence[LeftOut]
@@ -339,9 +337,7 @@ def _refuse_incomplete(files: Iterable[ExportFile]) -> None:
 
 
 def _restores(files: Iterable[ExportFile]) -> list[str]:
-    """Return shell commands that restore an engine's package as it was before files were
-    written.
-    """
+    """Return shell commands that restore an engine's package as before the files were written."""
     found = []
     for file in files:
         kept = kept_file(file.sidecar)

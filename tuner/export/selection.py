@@ -161,9 +161,7 @@ def _unpredicted(winner: Winner) -> Winner | None:
 
 
 def as_it_runs(winner: Winner, reason: str, own: Incumbent | None = None) -> Winner:
-    """Return the winner with the configuration that servers run without this program: `own`, or the
-    known configuration.
-    """
+    """Return the winner with what servers run without this program: `own`, or what is known."""
     own = own or reference(winner.entry).incumbent
     assert own is not None
     entry = replace(
@@ -180,9 +178,7 @@ def as_it_runs(winner: Winner, reason: str, own: Incumbent | None = None) -> Win
 def wholly_named(
     named: Iterable[Problem], stored: Collection[Problem], left_out: Collection[Problem]
 ) -> set[Problem]:
-    """Return all problems that one of `named` stands for, if all of them are left out; else
-    nothing.
-    """
+    """Return all problems that one of `named` stands for, if all are left out; else nothing."""
     meant = (stored_for([problem], stored) for problem in named)
     return next((some for some in meant if some and some <= set(left_out)), set())
 

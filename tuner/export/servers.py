@@ -1,6 +1,4 @@
-"""Find the kernel that servers run, by the rules and by the state of servers when winners were
-tuned.
-"""
+"""Find the kernel that servers run, by rules and by the servers that winners were tuned for."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ def _served(flags: Mapping[str, str], winners: Sequence[Winner]) -> dict[str, st
 
 
 def _own(winners: Sequence[Winner]) -> dict[str, str]:
-    """Return the settings of the servers that the newest winners were found for; empty: not
-    known.
-    """
+    """Return the settings of the servers the newest winners were found for; empty: unknown."""
     known = [winner for winner in winners if winner.entry.server]
     newest = max(known, key=lambda winner: winner.published_at, default=None)
     return settings_kept(newest.entry.server) if newest else {}

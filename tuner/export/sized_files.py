@@ -161,9 +161,7 @@ def _built(
 
 
 def _is_measured(row: Mapping[str, Any]) -> bool:
-    """Say whether a row was measured, or is the engine's because its entry was measured as
-    faster.
-    """
+    """Say whether a row was measured, or the engine's because that was measured as faster."""
     if row["status"] == Status.INCUMBENT.value:
         return any(one["status"] == Status.OK.value for one in row["incumbents"].values())
     return bool(row["status"] == Status.OK.value)

@@ -264,9 +264,7 @@ def _free_names(node: _Definition | ast.expr) -> list[str]:
 
 @contextlib.contextmanager
 def unsupported_if_it_fails(what: str) -> Iterator[None]:
-    """Turn any error of an engine's code into UnsupportedKernel, which names `what` and
-    the reason.
-    """
+    """Turn any error of an engine's code into UnsupportedKernel, naming `what` and the reason."""
     try:
         yield
     except UnsupportedKernel:

@@ -94,9 +94,7 @@ class Launcher:
             return tuple(inspect.signature(call).parameters)
 
     def has(self, name: str) -> bool:
-        """Say whether the source file defines a name. Raises UnsupportedKernel if it
-        cannot be run.
-        """
+        """Say whether the source file defines a name. Raises UnsupportedKernel if it cannot run."""
         with unsupported_if_it_fails(f"{self.origin}: {self.source.name}"):
             return name in self._execute(self.source)
 

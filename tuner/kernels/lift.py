@@ -82,9 +82,7 @@ class Lifted:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def parameters(self, function: str) -> tuple[Parameter, ...]:
-        """Return a kernel's parameters. Raises UnsupportedKernel if the engine has no
-        such kernel.
-        """
+        """Return a kernel's parameters. Raises UnsupportedKernel if there is no such kernel."""
         if function not in self.functions:
             raise UnsupportedKernel(f"{self.origin} has no kernel {function}")
         return self.functions[function]

@@ -1,7 +1,4 @@
-"""Turn candidates into trials on a GPU.
-
-Compile processes feed the child process that owns the GPU.
-"""
+"""Turn candidates into trials on a GPU. Compile processes feed the GPU's child process."""
 
 from __future__ import annotations
 
@@ -34,9 +31,7 @@ class GpuBench:
         worker: GpuWorker,
         points: Collection[Point] | None = None,
     ) -> None:
-        """Take the points to measure (default: all). Candidates at other points are
-        only compiled.
-        """
+        """Take the points to measure (default: all). Others' candidates are only compiled."""
         self._compiler = compiler
         self._points = points
         self._worker = worker
@@ -116,9 +111,7 @@ class GpuBench:
 
     @property
     def opened_at(self) -> float | None:
-        """Return when the GPU was opened, in seconds of `time.perf_counter`; None: it
-        is not open.
-        """
+        """Return when the GPU was opened, in seconds of `time.perf_counter`; None: it is not."""
         return self._worker.opened_at
 
     @property

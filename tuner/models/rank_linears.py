@@ -81,10 +81,7 @@ def linear_layers(
 
 
 def known_linears(model: Model) -> LinearShape:
-    """Return the model's linear layers.
-
-    Raises MalformedCheckpoint or BadProblem if they are not known.
-    """
+    """Return the linear layers. Raises MalformedCheckpoint or BadProblem if none are known."""
     if model.linears is None:
         model.refuse_unread("linears")
         raise BadProblem(

@@ -118,10 +118,7 @@ def named_in(text: str) -> list[Model]:
 
 
 def _near(text: str) -> str:
-    """Name the nearest preset if only letters differ, or hardly anything.
-
-    Another number is another model.
-    """
+    """Name the nearest preset, if letters alone differ, or hardly anything and no number."""
     names = [name for model in presets() for name in (model.name, *model.aliases)]
     (near, *_) = get_close_matches(text.casefold(), names, n=1, cutoff=0.75) or [""]
     numbers = re.findall(r"[0-9]+", text)

@@ -128,10 +128,7 @@ class Record:
 
 @dataclass(frozen=True)
 class WordOrRecords:
-    """One of several words or a list of records in a body.
-
-    On the command line it is a text, which `parse` reads.
-    """
+    """One of several words, or a body's list of records; `parse` reads a command line's text."""
 
     words: tuple[str, ...]
     each: Record

@@ -124,9 +124,7 @@ class JobStore(Queries):
         after: tuple[datetime, str] | None = None,
         limit: int = 50,
     ) -> Sequence[Job]:
-        """Return a page of jobs; `after` is the (created_at, id) of the last job on the page
-        before.
-        """
+        """Return a page of jobs; `after` is (created_at, id) of the last page's end."""
         with self._read() as connection:
             rows = connection.execute(select_page(query, after, limit))
             return [read_job(row) for row in rows.mappings()]
@@ -185,10 +183,7 @@ class JobStore(Queries):
             return {row.id: row.event_count for row in connection.execute(query)}
 
     def counts(self, wanted: JobQuery = ALL_JOBS) -> dict[JobState, int]:
-        """Return the number of jobs in each state; the query's own states are ignored.
-
-        States without jobs are left out.
-        """
+        """Return the number of jobs in each state that has jobs, whatever states the query has."""
         query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
         with self._read() as connection:
             rows = connection.execute(query.where(*_conditions(wanted, None)))

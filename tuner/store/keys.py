@@ -224,9 +224,7 @@ class KeyStore(Queries):
 
     @contextlib.contextmanager
     def _write_alone(self) -> Iterator[Connection]:
-        """Open `_write`, while no other process changes keys. On SQLite, none ever does
-        meanwhile.
-        """
+        """Open `_write` while no other process changes keys; on SQLite, none ever does."""
         with self._write() as connection:
             if connection.dialect.name == "postgresql":
                 lock = f"LOCK TABLE {api_keys.name} IN SHARE ROW EXCLUSIVE MODE"
@@ -359,9 +357,7 @@ class SessionStore(Queries):
         return read_key(row)
 
     def hashes(self) -> frozenset[str]:
-        """Return the hashes (`key_hash`) of all sessions that have not ended, and whose keys have
-        not.
-        """
+        """Return the hashes (`key_hash`) of all sessions that, like their keys, have not ended."""
         query = select(sessions.c.token_hash).join(api_keys, sessions.c.key_id == api_keys.c.id)
         key_valid = api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > self._now())
         with self._read() as connection:

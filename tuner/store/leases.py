@@ -288,9 +288,7 @@ class Leases(Queries):
             return read_job(row)
 
     def store(self, lease: Lease) -> LeasedResults:
-        """Return the results for that job's worker to write. They share this object's
-        connections.
-        """
+        """Return the results for that job's worker to write. They share these connections."""
         return LeasedResults(self.database, lease, self._clock)
 
     def _end(
@@ -399,9 +397,7 @@ class LeasedResults(ResultStore):
 
 
 def _best(connection: Connection, run_id: int, points: Iterable[Point]) -> dict[str, float]:
-    """Return Triton's best time of the run so far, in microseconds, at each of these points that
-    has a time.
-    """
+    """Return Triton's best times of the run so far, in microseconds, at these points."""
     wanted = {(p.part.value, p.batch_size, p.new_tokens, p.cached_tokens): str(p) for p in points}
     place = [trials.c[name] for name in POINT_COLUMNS]
     query = (

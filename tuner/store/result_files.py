@@ -110,10 +110,7 @@ def read_winner(values: Mapping[str, Any]) -> Winner:
 
 
 def read_results(path: Path) -> list[RunResult]:
-    """Read a file with the JSON of a result in each line, compressed by gzip.
-
-    Raises BadInput, which names the line.
-    """
+    """Read a gzip file with a result's JSON in each line. Raises BadInput, naming the line."""
     try:
         with gzip.open(path) as stream:
             data = stream.read(_MOST_BYTES + 1)

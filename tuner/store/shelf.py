@@ -71,9 +71,7 @@ def winners_like(problem: Problem, environment: Environment) -> list[Winner]:
 def published_for(
     devices: Collection[str], engines: Collection[str], wanted: Collection[Problem]
 ) -> list[Published]:
-    """Return the results of some problems, for all releases of the engines, also releases that are
-    not here.
-    """
+    """Return some problems' results for all releases of engines, also those that are not here."""
     return [
         Published(
             one.key.problem,

@@ -136,9 +136,7 @@ class WorkerStore(Queries):
 
 
 def _inherited(connection: Connection, info: WorkerInfo) -> dict[str, Any]:
-    """Return the state that a new process takes from the last process of its name, unless that was
-    stopped.
-    """
+    """Return the state that a process takes from the last of its name, if not stopped."""
     columns = workers.c.state, workers.c.reason, workers.c.drain
     last = select(*columns).where(workers.c.name == info.name).order_by(workers.c.started_at.desc())
     row = connection.execute(last.limit(1)).mappings().one_or_none()
@@ -281,9 +279,7 @@ class Figures(Queries):
             )
 
     def finished(self) -> dict[JobState, int]:
-        """Return the number of jobs in each final state, reading an index entry for
-        each such job.
-        """
+        """Return the number of jobs in each final state, by an index entry for each."""
         ended = jobs.c.state.in_([state.value for state in FINISHED])
         query = select(jobs.c.state, func.count()).where(ended).group_by(jobs.c.state)
         with self._read() as connection:

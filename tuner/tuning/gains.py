@@ -98,9 +98,7 @@ def not_compared(entries: Iterable[Entry]) -> list[str]:
 
 
 def mean_gain(ratios: Iterable[float]) -> float | None:
-    """Return the geometric mean over sizes, which every table and page shows; None for
-    no ratios.
-    """
+    """Return the geometric mean over sizes that tables and pages show; None for no ratios."""
     logs = [math.log(ratio) for ratio in ratios]
     return math.exp(sum(logs) / len(logs)) if logs else None
 

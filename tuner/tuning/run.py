@@ -380,10 +380,7 @@ TimeSource = GpuTimes | RecordedTimes | PredictedTimes
 
 
 def open_source(request: Request, workbench: Workbench) -> TimeSource:
-    """Open the source of times that a request names.
-
-    Raises BadInput for a GPU that this program does not measure on.
-    """
+    """Open a request's source of times. Raises BadInput for a GPU that cannot be measured on."""
     refuse_unmeasured(request.device, request.source.kind)
     if request.source.kind is MeasureKind.GPU:
         return GpuTimes(request, workbench)
@@ -416,9 +413,7 @@ def own_launches(
 def compile_all(
     prepared: PreparedRun, workbench: Workbench, candidates: Sequence[Candidate]
 ) -> dict[Candidate, Compiled]:
-    """Compile candidates. Raises UnsupportedKernel for a candidate that the kernel does
-    not take.
-    """
+    """Compile candidates. Raises UnsupportedKernel if the kernel does not take one."""
     compiler = compiler_of(prepared, workbench.farm(0, triton_for(prepared.request.engine)))
     compiler.submit(candidates)
     found: dict[Candidate, Compiled] = {}
@@ -433,9 +428,7 @@ class SerialBench:
     def __init__(
         self, compiler: Compiler, measurer: Measurer, points: Collection[Point] | None = None
     ) -> None:
-        """Take the points to measure (default: all). Candidates at other points are
-        only compiled.
-        """
+        """Take the points to measure (default: all). Others' candidates are only compiled."""
         self._compiler = compiler
         self._measurer = measurer
         self._points = points

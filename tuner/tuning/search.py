@@ -210,9 +210,7 @@ class Search:
                 yield other.place(config), min(slower, _HOPELESS)
 
     def _times(self, track: PointSearch, round_: int) -> dict[Config, float]:
-        """Return the microseconds of configurations timed at a point before a round, the fastest
-        first.
-        """
+        """Return the microseconds timed at a point before a round, the fastest first."""
         results = {c: self._results[Candidate(track.point, c)] for c in track.before(round_)}
         timed = [(m.median_us, c) for c, m in results.items() if m.median_us is not None]
         return {config: time_us for time_us, config in sorted(timed)}
@@ -333,9 +331,7 @@ class PointSearch:
         return [config for config in some if self._predicted[config]]
 
     def place(self, config: Config) -> list[float]:
-        """Return a configuration's place for the surrogate, once the point's first
-        round is known.
-        """
+        """Return a configuration's place for the surrogate, once its first round is known."""
         if config not in self._places:
             self._places[config] = self._place(config)
         return self._places[config]

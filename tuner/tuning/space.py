@@ -91,9 +91,7 @@ class Space:
         return list(self._moved(config, moves))
 
     def settled(self, config: Mapping[str, int]) -> Config:
-        """Return the configuration that stands for all that run the same way; it may
-        break a rule.
-        """
+        """Return the configuration that stands for all that run alike; it may break a rule."""
         return Config(self.settle(config) if self.settle else config)
 
     def nearest(self, config: Mapping[str, int]) -> Config:

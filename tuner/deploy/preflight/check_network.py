@@ -136,9 +136,7 @@ def check_left_out(
 
 
 def _is_named(device: str, value: str) -> bool:
-    """Say whether NCCL uses a device by NCCL_IB_HCA: names are prefixes, except after `=`; `^`
-    excludes.
-    """
+    """Say whether NCCL uses a device by NCCL_IB_HCA: a prefix, except after `=`; `^` excludes."""
     names = [item.partition(":")[0] for item in value.lstrip("^=").split(",") if item]
     exact = value.lstrip("^").startswith("=")
     found = any(device == name if exact else device.startswith(name) for name in names)
@@ -197,9 +195,7 @@ def _fault(value: str, held: dict[ipaddress.IPv4Address | ipaddress.IPv6Address,
 
 
 def _implicit(node: Node, links: NodeLinks, fix: str) -> Iterator[Finding]:
-    """Check the address that the engine would announce without a variable, from its name and
-    routes.
-    """
+    """Check the address that the engine announces without a variable, from name and routes."""
     first = node.hostname_addresses[0] if node.hostname_addresses else ""
     if first and ipaddress.ip_address(first).is_loopback:
         yield node.warning(

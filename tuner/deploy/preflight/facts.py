@@ -1,7 +1,4 @@
-"""Hold facts about a node, and findings about it, as plain data.
-
-Parsers make the facts, and checks turn them into findings.
-"""
+"""Hold a node's facts, which parsers make, and the findings that checks make of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Find a node's management interface, its RDMA devices for collectives, and the GIDs that they
-use.
-"""
+"""Find a node's management interface, RDMA devices for collectives, and their GIDs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Find the Triton that an engine's release pins: it names a torch, and that torch names
-a Triton.
-"""
+"""Find the Triton that an engine's release pins: it names a torch, which names a Triton."""
 
 from __future__ import annotations
 

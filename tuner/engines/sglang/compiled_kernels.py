@@ -80,9 +80,14 @@ class CompiledKernel:
         return found
 
 
+def compiled_kernel(name: str) -> CompiledKernel:
+    """Return the kernel of that name in compiled_kernels.toml."""
+    return _kernels()[name]
+
+
 def refusals(name: str, version: str, problem: Problem, device: Device) -> list[str]:
     """Say in sentences why a kernel cannot run a dense GEMM (N, K) on a device; none if it can."""
-    kernel = _kernels()[name]
+    kernel = compiled_kernel(name)
     if not kernel.tiles(version, device):
         return [
             f"{name} is not built for {device.target.name}, so a server stops at its first batch"

@@ -69,9 +69,7 @@ class AttentionEngine(ABC):
 
     @abstractmethod
     def remedy(self, device: Device) -> Remedy | None:
-        """Return the remedy if the engine's extend launch does not fit; None if no remedy is
-        known.
-        """
+        """Return the remedy if the extend launch does not fit; None if none is known."""
 
     @abstractmethod
     def file_name(self, problem: Attention, device_name: str) -> str:

@@ -135,9 +135,7 @@ class AttentionOnGpu:
         )
 
     def _checked(self, point: Point, config: Config) -> tuple[BoundKernel, float]:
-        """Return the point's kernel and its worst error, beside the engine's kernels of other
-        parts.
-        """
+        """Return the point's kernel and its worst error beside the engine's other kernels."""
         edge = self._batches.edges.point
         pairs = {}
         for part in self._problem.parts:

@@ -15,9 +15,7 @@ from tuner.problems.dtypes import Dtype
 
 
 def reads(text: str, engine: str = "") -> bool:
-    """Say whether an engine's log line or path names an attention file. Engines have no such
-    files.
-    """
+    """Say whether an engine's log line or path names an attention file; they have none."""
     return False
 
 

@@ -108,8 +108,6 @@ class GemmEngine(PointwiseFiles[DenseGemm, GemmFileKey, GemmKernels]):
 
 
 def gemm_engine(engine: Engine) -> GemmEngine:
-    """Return the quantised dense GEMMs of an engine. Raises UnsupportedFamily if they cannot be
-    tuned.
-    """
+    """Return the quantised dense GEMMs of an engine. Raises UnsupportedFamily if it has none."""
     found: GemmEngine = engine_module(engine.name, "dense_gemm").open_family(engine)
     return found

@@ -21,9 +21,7 @@ from tuner.tuning.gains import reference
 def build_gemm_files(
     winners: Sequence[Winner], engine: GemmEngine, device: Device, layout: Layout
 ) -> list[SizedFile]:
-    """Return the files to write; see `build_files`. Raises UnsupportedKernel if the engine reads no
-    file for a problem.
-    """
+    """Return the files to write; see `build_files`. Raises UnsupportedKernel without files."""
     return build_files(winners, layout, lambda winner: _row(winner, engine, device))
 
 
@@ -60,9 +58,7 @@ def _row(winner: Winner, engine: GemmEngine, device: Device) -> dict[str, Any]:
 
 
 def _default(winner: Winner, engine: GemmEngine, device: Device) -> Config:
-    """Return the default of the engine's Triton kernel; the winner does not name it if its size was
-    not tuned.
-    """
+    """Return the default of the engine's Triton kernel; winners of untuned sizes do not name it."""
     if known := winner.entry.incumbents.get("default"):
         return known.config
     problem, size = gemm_of(winner.problem), winner.entry.point.batch_size

@@ -16,10 +16,7 @@ from tuner.problems.dtypes import Dtype
 
 
 def reads(text: str, engine: str = "") -> bool:
-    """Say whether an engine's log line or path names a dense GEMM's config file.
-
-    `engine`: ask only this engine's rules.
-    """
+    """Say whether a line or path names a dense GEMM's file, by `engine`'s rules or any engine's."""
     asked = (name for name in _engines() if engine in ("", name))
     return any(_rules(name).parse_warning(text) is not None for name in asked)
 

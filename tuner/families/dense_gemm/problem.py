@@ -68,9 +68,7 @@ class DenseGemm:
 
 
 def same_weights(one: Problem, other: Problem) -> bool:
-    """Say whether two problems differ at most in the type of C, which the names of files leave
-    out.
-    """
+    """Say whether two problems differ at most in the type of C, which names of files omit."""
     assert isinstance(one, DenseGemm)
     assert isinstance(other, DenseGemm)
     return replace(one, out=Dtype.BFLOAT16) == replace(other, out=Dtype.BFLOAT16)

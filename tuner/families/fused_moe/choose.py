@@ -165,9 +165,7 @@ def _choose_at(
 def _previous(
     field: SizeTrials, policy: MoePolicy, best_us: float, incumbent_us: float | None
 ) -> Choice | None:
-    """Return the stored pair, unless another pair is faster by more than a tie or the engine's own
-    pair is faster at all.
-    """
+    """Return the stored pair, unless another beats a tie or the engine's own pair is faster."""
     if field.previous is None or (policy.one_config and len(set(field.previous.values())) > 1):
         return None
     pair = dict(field.previous)
@@ -248,9 +246,7 @@ def _entries(field: SizeTrials, choice: Choice, reason: str) -> Iterator[Entry]:
 
 @dataclass(frozen=True)
 class MoeBaselines(Baselines):
-    """The engine's own entries, and entries for the card in a file that its servers do not ask
-    for.
-    """
+    """The engine's own entries, and entries for the card in a file that servers do not ask for."""
 
     unread: Path | None = None  # that file
     unread_entries: Mapping[Point, Config] | None = None

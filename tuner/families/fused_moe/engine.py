@@ -57,9 +57,7 @@ NAME = re.compile(
 
 
 def format_file_name(key: MoeFileKey, comma: str = ", ") -> str:
-    """Return the file name for a key; `parse_file_name` reads it back. `comma`: in a block's
-    shape.
-    """
+    """Return the file name for a key; `parse_file_name` reads it. `comma`: in a block's shape."""
     name = f"E={key.E},N={key.N},device_name={key.device}"
     if key.dtype:
         name += f",dtype={key.dtype}"
@@ -71,10 +69,7 @@ def format_file_name(key: MoeFileKey, comma: str = ", ") -> str:
 
 
 def parse_file_name(name: str, comma: str = ", ", *, packed: bool = True) -> MoeFileKey:
-    """Read a file's name. `packed`: see `MoeFileKey`.
-
-    Raises MalformedConfigFile for a name that no engine looks for.
-    """
+    """Read a file's name. `packed`: see `MoeFileKey`. Raises MalformedConfigFile for others."""
     match = NAME.fullmatch(name)
     if match:
         key = MoeFileKey(
@@ -136,9 +131,7 @@ class MoeKernels(FamilyKernels):
     def bind(
         self, problem: FusedMoe, gemm: Gemm, batch_size: int, config: Config, target: Target
     ) -> Binding:
-        """Return the kernel that the engine launches, and its arguments. Raises
-        UnsupportedKernel.
-        """
+        """Return the kernel the engine launches, and its arguments. Raises UnsupportedKernel."""
 
     def bound(self, problem: FusedMoe, candidate: Candidate, target: Target) -> Binding:
         point = candidate.point
@@ -154,9 +147,7 @@ class LoaderRules(Protocol):
 
     @property
     def config_dir_env(self) -> bool:
-        """Say whether a variable names a folder that is asked before the package, or replaces
-        it.
-        """
+        """Say whether a variable names a folder asked before the package, or in its place."""
 
 
 @dataclass(frozen=True)
@@ -181,9 +172,7 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
         return self.variable if self.rules.config_dir_env else None
 
     def read_any_name(self, name: str) -> MoeFileKey:
-        """Read a file name like `read_file_name`, also for facts that the engine's own names never
-        have.
-        """
+        """Read a file name like `read_file_name`, and facts that its own never have."""
         return self.read_file_name(name)
 
     @property
@@ -204,9 +193,7 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
 
     @abstractmethod
     def file_name(self, problem: FusedMoe, device: Device, gemm: Gemm) -> str:
-        """Return the name that the engine looks for. Raises UnsupportedKernel for DOWN without down
-        files.
-        """
+        """Return the name the engine looks for. Raises UnsupportedKernel for DOWN without files."""
 
     @abstractmethod
     def find_file(
@@ -280,9 +267,7 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
         batch_size: int,
         triton: str,
     ) -> Config | None:
-        """Return the entry of the file that the loader reads for a gemm; None if it finds no
-        file.
-        """
+        """Return the entry of the file that the loader reads for a gemm; None without a file."""
         path = self.find_file(root, problem, device, gemm, triton)
         entries = read_lenient(path, self.fields).entries if path else {}
         return self.pick(entries, batch_size) if entries else None

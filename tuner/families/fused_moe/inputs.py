@@ -43,9 +43,7 @@ class Weights:
     zero: Tensor | None
 
     def dense(self, experts: int | slice) -> Tensor:
-        """Return the dequantised weights of an expert, (n, k) float32, or of several, (experts, n,
-        k).
-        """
+        """Return the dequantised weights in float32, (n, k) of an expert or (experts, n, k)."""
         b = self.b[experts]
         if self.problem.grouped:
             return self._dense_grouped(experts, b)
@@ -207,9 +205,7 @@ def align(
 
 
 def unsorted(routing: Routing, block_m: int) -> Slots:
-    """Return each slot as a block, unsorted: an engine does this for few tokens and many
-    experts.
-    """
+    """Return each slot as a block, unsorted: engines do so for few tokens and many experts."""
     ids = routing.ids.flatten()
     used = torch.full((1,), ids.numel() * block_m, dtype=torch.int32, device=ids.device)
     return Slots(None, ids, used)
@@ -218,9 +214,7 @@ def unsorted(routing: Routing, block_m: int) -> Slots:
 def slots_for(
     binding: Binding, routings: Sequence[Routing], experts: int, *, foreign_blocks: bool
 ) -> list[Slots]:
-    """Return the slots of routings of the same size for a bound kernel; for `foreign_blocks` see
-    `align`.
-    """
+    """Return slots of routings of one size for a bound kernel; for `foreign_blocks` see `align`."""
     numbers = _numbers(binding)
     block_m = numbers["BLOCK_SIZE_M"]
     if not isinstance(binding.arguments["sorted_token_ids_ptr"], Pointer):

@@ -43,9 +43,7 @@ class Cut:
 
 
 def exact_block(cut: Cut) -> Block:
-    """Return the checkpoint's block. Raises BadProblem, in an engine's words, if it does not divide
-    N.
-    """
+    """Return the checkpoint's block. Raises BadProblem, as engines say it, unless it divides N."""
     n, k = cut.block
     if n and cut.N % n:
         raise BadProblem(
@@ -88,10 +86,7 @@ _UNGATED = "NemotronH"  # how their classes' names begin
 
 
 def reads(text: str, engine: str = "") -> bool:
-    """Say whether an engine's log line or path names a fused-MoE config file.
-
-    `engine`: ask only this engine's rules.
-    """
+    """Say whether a line or path names a fused-MoE file, by `engine`'s rules or any engine's."""
     asked = (name for name in _engines() if engine in ("", name))
     return any(_rules(name).parse_config_name(text) is not None for name in asked)
 
@@ -147,9 +142,7 @@ _LEAST_SHARE = {"Llama4ForConditionalGeneration": 0.5}
 
 
 def too_large(model: Model, problem: FusedMoe, device: Device) -> str:
-    """Return a sentence if a rank's experts alone exceed a card's memory; "" if that is not
-    known.
-    """
+    """Return a sentence if a rank's experts exceed a card's memory; "" if that is not known."""
     needed = experts_bytes(model, problem)
     if needed is None or needed <= device.memory_bytes:
         return ""
@@ -271,9 +264,7 @@ def _scheme_notes(model: Model, problem: FusedMoe, serving: Serving) -> list[str
 
 
 def _asked_words(model: Model, problem: FusedMoe, serving: Serving) -> str:
-    """Return a note on weights of another type than the checkpoint's: the assumption, and
-    alternatives.
-    """
+    """Return a note on weights of another type than the checkpoint's, with alternatives."""
     has = model.dtype.value if model.dtype else model.quantization
     if model.block_shape:
         has += f" in {'groups' if not model.block_shape[0] else 'blocks'} of {_sized(model)}"
@@ -386,9 +377,7 @@ def _divide(
 
 
 def _whole_experts(model: Model, tp: int, cut: Callable[[int], Block | None]) -> dict[str, str]:
-    """Return the words that name expert parallelism at this tp, if each rank may hold whole
-    experts.
-    """
+    """Return the words that name expert parallelism at this tp, if ranks may hold whole experts."""
     if model.E % tp or 1 not in _tensor_parallel_sizes(model.intermediate, cut):
         return {}
     flags = f"sglang's --ep-size {tp} or vLLM's --enable-expert-parallel a rank holds whole experts"
@@ -396,9 +385,7 @@ def _whole_experts(model: Model, tp: int, cut: Callable[[int], Block | None]) ->
 
 
 def _tensor_parallel_sizes(intermediate: int, cut: Callable[[int], Block | None]) -> list[int]:
-    """Return the ranks that may share an expert: powers of two, because attention heads divide by
-    few other numbers.
-    """
+    """Return how many ranks may share an expert: powers of two, because heads divide so."""
     found = []
     for n in (1 << exponent for exponent in range(intermediate.bit_length())):
         if intermediate % n == 0:

@@ -215,9 +215,7 @@ def seeds_for(
 
 
 def _problem_distance(key: MoeFileKey, problem: FusedMoe, gemm: Gemm) -> float:
-    """Return the distance: a unit for an octave of N, half a unit for an octave of E, a unit for
-    the other gemm.
-    """
+    """Return the distance: one for an octave of N, half for one of E, one for the other gemm."""
     return (
         _dtype_distance(key, problem)
         + octaves(key.E, problem.E) / 2

@@ -87,9 +87,7 @@ class Match:
 
     @property
     def shared_experts(self) -> int:
-        """Return the fused experts that get each token; `moe_problem` tells of copies in old
-        releases.
-        """
+        """Return the fused experts that get each token; for copies see `moe_problem`."""
         return self.fused if self.fused == self.model.n_shared_experts else 0
 
 
@@ -118,9 +116,7 @@ def matches(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Ma
 
 
 def _of_the_type(found: list[Match], missing: NamedLayer) -> list[Match]:
-    """Return the matches whose checkpoints have the file's type. An engine can quantise to fp8
-    itself.
-    """
+    """Return the matches whose checkpoints have the file's type. Engines can quantise to fp8."""
     wanted = (missing.dtype or Dtype.BFLOAT16, missing.block_shape)
     channels = missing.per_channel_quant
     same = [

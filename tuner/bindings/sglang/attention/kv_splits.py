@@ -72,9 +72,7 @@ Rows = Mapping[BucketKey, Mapping[str, Any]]  # the sidecar's rows
 
 
 def at_launch(config: Config) -> Config:
-    """Return the part of a configuration that the points of a number of sequences share: all but
-    the splits of a length.
-    """
+    """Return the part of a configuration that all lengths share: all but a length's splits."""
     if not config.get(KV_SPLITS):  # none, or the engine's own rule
         return config
     return config.replace(**{KV_SPLITS: 1})

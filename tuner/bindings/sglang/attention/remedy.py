@@ -28,9 +28,7 @@ _TILE = {"BLOCK_M", "BLOCK_N"}
 
 
 def find_remedy(engine: SGLang, device: Device) -> Remedy | None:
-    """Return the remedy on the device; None if no launch of the release is known to be too
-    large.
-    """
+    """Return the remedy on the device; None if no launch of the release is known as too large."""
     fits = [row for row in launches_table()["fits"] if device.target.name in row["on"]]
     if not fits or version_order(fits[0]["since"]) <= version_order(engine.version):
         return None
@@ -63,9 +61,7 @@ def backend_flags(version: str, *, latent: bool) -> tuple[str, ...]:
 
 
 def backends_row(version: str) -> Mapping[str, Any]:
-    """Return a release's row of flags; the newest row if the release is older than all known
-    rows.
-    """
+    """Return a release's row of flags; the newest row if it is older than all rows."""
     rows: Sequence[Mapping[str, Any]] = launches_table()["backends"]
     old_enough = [r for r in rows if version_order(r["since"]) <= version_order(version)]
     return (old_enough or rows)[0]

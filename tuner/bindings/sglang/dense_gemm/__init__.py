@@ -58,10 +58,7 @@ def fuses_qkv_a(engine_version: str | None) -> bool:
 
 
 def fuses_shared_experts(model: Model, serving: Serving) -> bool:
-    """Say whether that release fuses shared experts by default on that GPU.
-
-    Without a GPU, a recent GPU is assumed.
-    """
+    """Say whether that release fuses shared experts by default on that GPU, or a recent one."""
     case = FusionCase(
         model,
         serving.engine_version,

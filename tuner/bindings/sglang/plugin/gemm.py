@@ -89,9 +89,7 @@ class ServedFiles:
     root: Path
 
     def entries(self, problem: DenseGemm) -> Entries | None:
-        """Return the entries for a problem, and log that a file is used; None if there is no file
-        for it.
-        """
+        """Return the entries for a problem, and log that a file is used; None without a file."""
         found = self._usable.get(problem)
         if found is None:
             return None

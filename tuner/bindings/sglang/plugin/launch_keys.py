@@ -59,9 +59,7 @@ def launch_key(
 def _decode_key(
     kernel: KernelSignature, launch: Launch, grid: Grid, about: About, room: int, dtype: str
 ) -> ProblemKey | None:
-    """Return the key for decode's launcher, whose kernels get parts of the shape, and never a
-    window.
-    """
+    """Return the key for decode's launcher, whose kernels get a part of the shape and no window."""
     shape = decode_shape(about)
     q_heads, kv_heads, Lq, Lv, cap, _, sinks = shape
     if kernel is REDUCE:

@@ -47,10 +47,13 @@ class SplitsTable:
 
     @property
     def most(self) -> int:
-        """Return the largest number of splits that a launch has room for; 0 if no row has
-        numbers.
-        """
+        """Return the most splits that a launch has room for; 0 if no row has numbers."""
         return max((row.room for row in self.rows), default=0)
+
+    @property
+    def chosen(self) -> tuple[SplitsRow, ...]:
+        """Return the rows that have numbers."""
+        return tuple(row for row in self.rows if not row.engines)
 
     def row(self, batch_size: int) -> SplitsRow:
         """Return the row of the nearest number of sequences by ratio; of two equally near, the
@@ -68,7 +71,7 @@ class SplitsTable:
 
     def grid(self) -> Grid:
         """Return the numbers of the `chosen` rows on a common grid of lengths."""
-        rows = tuple(row for row in self.rows if not row.engines)
+        rows = self.chosen
         lengths = sorted(
             {bound for row in rows for bound in _between([n for n, _ in row.by_length])}
         )

@@ -53,9 +53,7 @@ def make_prompt(problem: ChunkScan, point: Point, *, device: str, seed: int) -> 
 
 
 def views(problem: ChunkScan, prompt: Prompt) -> dict[str, Tensor]:
-    """Return x (T, h, p), B and C (T, g, n) and dt (T, h), which are views of the rows, and the
-    weights.
-    """
+    """Return x (T, h, p), B and C (T, g, n) and dt (T, h), views of the rows, and the weights."""
     inner, shared = problem.heads * problem.head_dim, problem.groups * problem.state_size
     x, B, C = prompt.rows.split([inner, shared, shared], dim=1)
     grouped = (problem.groups, problem.state_size)
