@@ -154,8 +154,7 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 
 def _parse_form(body: bytes) -> dict[str, str]:
-    """Return the fields of a form by name; if several share a name, their values with commas
-    between.
+    """Return the fields of a form by name; values of one name with commas between.
 
     A browser ends the lines of a text area with CR and LF. They end with LF here.
     """

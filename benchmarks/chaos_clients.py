@@ -78,7 +78,7 @@ class Tokens:
     """The clients' keys to the API, which may be replaced at any time."""
 
     def __init__(self, count: int) -> None:
-        self._tokens = ["chaos_" + secrets.token_urlsafe(32) for _ in range(count)]
+        self._tokens = [self.make() for _ in range(count)]
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -88,6 +88,15 @@ class Tokens:
 
     def __setitem__(self, client: int, token: str) -> None:
         self._tokens[client] = token
+
+    @staticmethod
+    def make() -> str:
+        return "chaos_" + secrets.token_urlsafe(32)
+
+
+def client_name(number: int) -> str:
+    """The name of a client's key."""
+    return f"client-{number}"
 
 
 class Client:
@@ -137,7 +146,7 @@ class Client:
 
     def _post(self, seeds: Sequence[int]) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body; status 0 where no whole answer came."""
-        name = f"client-{self._number}"
+        name = client_name(self._number)
         headers = {
             "Authorization": f"Bearer {self._tokens[self._number]}",
             "Content-Type": "application/json",

@@ -2,8 +2,7 @@
 
 On PostgreSQL, the queue asks the database for the time: `SELECT clock_timestamp()`. Here the
 database has a function of that name of its own, in a schema that comes before pg_catalog in its
-search_path. It adds what a table says to the time of day. So the queue's clock jumps, and nothing
-else's.
+search_path. It adds what a table says to the time of day. So the queue's clock alone jumps.
 """
 
 from __future__ import annotations

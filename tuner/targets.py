@@ -49,8 +49,7 @@ def read_target(target: str | bytes, name: str = "config.json") -> Target:
     """Read a target's text, or the bytes of a config.json, which messages call `name`.
 
     A text is a problem's, an engine's warning line, a preset's name, or the path of a config.json
-    or of its folder. Raises UnknownModel, MalformedCheckpoint, or BadProblem for a problem of an
-    unknown kind.
+    or of its folder. Raises UnknownModel, MalformedCheckpoint, or BadProblem for an unknown kind.
     """
     if isinstance(target, bytes):
         return Target(name, model=find_model(target, name))
@@ -203,8 +202,7 @@ def all_settings(
 def as_flags_say(serving: Serving, settings: Mapping[str, str]) -> Serving:
     """Add the server's flags to a model's way of serving.
 
-    Raises BadInput if the flags contradict it, or if a flag changes problems in a way that is not
-    read.
+    Raises BadInput if the flags contradict it, or a flag changes problems in a way not read.
     """
     said = read_flags(serving.engine, settings)
     if said.unread:

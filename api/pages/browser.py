@@ -176,8 +176,7 @@ class LoginLinks:
         return token
 
     def take(self, token: str, address: str) -> str | None:
-        """Return the name of a link's key, once; None if the link was used, is too old or is
-        unknown.
+        """Return the name of a link's key, once; None if it was used, is too old or unknown.
 
         Raises TooManyWrong for an address that tried many.
         """

@@ -234,8 +234,7 @@ def check_files(
 
     A file that is not `named` lies below a folder: if it is of no family, a message says so. If the
     kernels of a family among several cannot be read, its report says so and does not fit. Raises
-    MalformedConfigFile for a name of no family, and OptionsRefused for an option that only applies
-    to models.
+    MalformedConfigFile for a name of no family, and OptionsRefused for an option of models.
     """
     from tuner.families.check import not_among
 
@@ -338,8 +337,7 @@ def _claimant(name: str, engine: Engine, known: Sequence[Family]) -> Family | No
 def _by_family(
     paths: Sequence[Path], engine: Engine, known: Sequence[Family], named: Sequence[Path]
 ) -> tuple[dict[str, list[Path]], dict[Path, str]]:
-    """Return the files of each family, and the files of the engine's plugin with why its servers
-    refuse them.
+    """Return the files of each family, and the plugin's files, with why servers refuse them.
 
     A message names the files of no family. Raises MalformedConfigFile.
     """

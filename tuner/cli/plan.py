@@ -144,8 +144,7 @@ def planned(
 ) -> ModelPlan:
     """Plan problems by the results of the local store.
 
-    `unread` also plans to tune problems for which servers read no file. `notes` are the notes on
-    the model.
+    `unread` also plans to tune problems for which servers read no file. `notes` are the model's.
     """
     from tuner.store.plans import stored_plan
     from tuner.store.workers import Estimates

@@ -90,8 +90,7 @@ def asked_model(
 def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
     """Return the problems of the missing files of a log. An unknown file does not end the others.
 
-    Raises BadInput for a log that names no missing file, and the first error if no problem is
-    known.
+    Raises BadInput for a log that names no missing file, else the first error if none is known.
     """
     from tuner.diagnose import Hints
     from tuner.diagnose.missing import missing_files

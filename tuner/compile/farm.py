@@ -190,8 +190,7 @@ class Farm:
             self._jobs.put((rank, next(self._number), (key, job)))
 
     def poll(self, wait: bool) -> list[tuple[CompileJob, Compiled]]:
-        """Return the results since the last call; with `wait`, at least one result if any is
-        pending.
+        """Return the results since the last call; with `wait`, at least one if any is pending.
 
         Raises CompilerUnavailable, in this and every later call, once nothing can be compiled: the
         compile processes do not start or are broken, or the cache folder cannot be written.

@@ -239,8 +239,7 @@ def _by_bytes(
 
 
 def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) -> list[str]:
-    """Return the commands that compile a model's kernels for the server's GPU; else the missing
-    facts.
+    """Return the commands that compile a model's kernels for the server's GPU, or what is missing.
 
     `own`: the checkpoint is as the preset of its name.
     """

@@ -193,11 +193,9 @@ _FONT = "system-ui, -apple-system, Segoe UI, DejaVu Sans, sans-serif"
 
 
 def svg_text(drawing: Drawing, *, inline: bool = False) -> str:
-    """Return the SVG document. With `inline` it is part of a page that has the rules of its
-    colours.
+    """Return the SVG document. With `inline` it is part of a page that has its colours' rules.
 
-    Colours are attributes of the light picture, so that a program without styles draws the light
-    picture.
+    Colours are attributes of the light picture, which programs without styles draw.
     """
     body = "\n".join(_shape(shape) for shape in drawing.shapes)
     wide, high = f"{drawing.width:.0f}", f"{drawing.height:.0f}"

@@ -235,8 +235,7 @@ def _module(engine: str) -> ModuleType:
 def config_variables(engine: str, root: Path) -> tuple[str, ...]:
     """Return the names of the variables to set to `root`, for the files in the folder.
 
-    A variable whose files are missing is left out, because sglang stops at a folder without
-    `configs/`.
+    A variable whose files are missing is left out, as sglang stops at folders without `configs/`.
     """
     return tuple(name for name, glob in config_folders(engine).items() if any(root.glob(glob)))
 

@@ -283,8 +283,7 @@ def _needed(
     engine: tuple[str, str],
     flags: Mapping[str, str],
 ) -> Mapping[str, str]:
-    """Return the flags that change the kernel to Triton, for this problem alone if the engine has
-    such flags.
+    """Return the flags that change the kernel to Triton, for this problem alone if possible.
 
     Empty if no flags change it.
     """

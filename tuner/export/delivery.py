@@ -205,8 +205,7 @@ def take_back(
 
     A server would go on reading them. If the engine ships a file of that name, it takes the place.
     Files that were changed since, files of other problems, and measured files for winners that are
-    only predicted, stay. Return the removed files. Raises UnwritableOutput if a file cannot be
-    removed.
+    only predicted, stay. Return the removed files. Raises UnwritableOutput if that fails.
     """
     removed = []
     packaged: dict[str, dict[Path, Path]] = {}  # the engine's files, by family and place

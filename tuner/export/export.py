@@ -244,8 +244,7 @@ def writable(
     """Return the advice without the problems whose files cannot be written, and these problems.
 
     Such a problem asks for the same file as another problem, or servers could not use its entries.
-    Raises ExportRefused if no problem with files is left, or no problem that one of `named` stands
-    for.
+    Raises ExportRefused if no problem with files is left, or none that one of `named` stands for.
     """
     why: dict[Problem, str] = {}
     asking: dict[Path, list[Problem]] = {}

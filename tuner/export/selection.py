@@ -52,8 +52,7 @@ def select(
     """Return the winners of a device and an engine for the wanted problems.
 
     A problem without winners stands for all stored problems that its family calls alike. Raises
-    ExportRefused if no stored problem matches, and names the nearest problem if a user `typed` the
-    first problem.
+    ExportRefused if no stored problem matches, and names the nearest if a user `typed` the first.
     """
     chosen = winners_of(winners, wanted)
     if not chosen:
@@ -99,8 +98,7 @@ def stored_for(wanted: Iterable[Problem], stored: Collection[Problem]) -> set[Pr
 
 
 def with_shipped(winners: Sequence[Winner]) -> list[Winner]:
-    """Return the winners, with a predicted entry that equals the engine's shipped entry marked as
-    INCUMBENT.
+    """Return the winners; predicted entries equal to the engine's shipped entry are INCUMBENT.
 
     The engine's makers measured such an entry, and nothing was predicted to replace it.
     """

@@ -37,8 +37,7 @@ def running(
     engine: tuple[str, str],
     flags: Mapping[str, str],
 ) -> tuple[Runs | None, Kernel | None, dict[str, str]]:
-    """Return the servers' kernels by the rules, which of these kernels runs, and the servers'
-    settings.
+    """Return the servers' kernels by the rules, which of these runs, and the settings.
 
     None: not known. The settings have the flags without which servers would not start.
     """

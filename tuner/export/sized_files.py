@@ -178,8 +178,7 @@ def _measured_earlier(
     """Return the measured rows of an existing sidecar for the newest kernels; empty if the sidecar
     is not ours.
 
-    Raises ExportRefused if the file is of another problem or another card, whose servers read it
-    too.
+    Raises ExportRefused if the file is of another problem or another card that read it too.
     """
     provenance = read_sidecar(path, sidecar) or {}
     now = _of_kernels(newest.environment)

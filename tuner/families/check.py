@@ -1,5 +1,4 @@
-"""Check whether the kernels that an engine would launch compile and fit on a device, for any
-family.
+"""Check whether the kernels that an engine launches compile and fit on a device, for any family.
 
 A family's module `check` groups the entries to compile: entries of config files, or entries that
 the engine runs for problems. The module derives a class from `Check`, which says how entries are

@@ -26,8 +26,7 @@ _Definition = ast.FunctionDef | ast.Assign
 
 
 class Definitions:
-    """The functions of a source file, and the definitions that they use in the engine's other
-    files.
+    """The functions of a source file, and the definitions they use in its other files.
 
     `known` has stand-ins for names in all of these files. A jitted function becomes a stand-in too:
     `record` takes its launches, to each of which `chosen` is added.

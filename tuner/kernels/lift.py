@@ -289,8 +289,7 @@ def _not_specialized(node: ast.FunctionDef) -> set[object]:
 
 
 def find_source(root: Path, origin: str, function: str, locations: Sequence[str]) -> Path:
-    """Return the file that defines a function. `locations`: paths under the package, in any
-    version.
+    """Return the file that defines a function. `locations`: paths in any version.
 
     Raises UnsupportedKernel if none of these files defines it.
     """

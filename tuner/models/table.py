@@ -161,8 +161,7 @@ _KNOWN = {
 def read_rows(rows: Sequence[Row]) -> Iterator[Model]:
     """Yield the model of each row.
 
-    Raises ValueError for a field that is not known, and for a row whose `like` names no earlier
-    row.
+    Raises ValueError for a field that is not known, and for a `like` that names no earlier row.
     """
     whole: dict[str, Row] = {}
     for row in rows:

@@ -133,8 +133,7 @@ class JobStore(Queries):
         """Withdraw a client's interest in a job, and end the job with its last client.
 
         Without `client`, the job ends for all of them. A job that no worker has ends at once; a
-        worker that has the job is asked to end it. A finished job stays as it is. Raises
-        UnknownJob.
+        worker that has the job is asked to end it. A finished job stays. Raises UnknownJob.
         """
         with self._write() as connection:
             job, now = get_job(connection, job_id, lock=True), self._now(connection)

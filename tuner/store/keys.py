@@ -75,8 +75,7 @@ class KeyStore(Queries):
         """Store a new key of that name and return it. It cannot be read again later.
 
         `token` is a key that was made elsewhere. If it is stored with that name and scope already,
-        nothing changes. Raises BadInput for a name or a key that is taken, and a key that is too
-        short.
+        nothing changes. Raises BadInput for a name or a key that is taken, and for a short key.
         """
         check_name(name)
         token = checked_token(token) if token is not None else new_token()

@@ -388,8 +388,7 @@ class Estimates(Queries):
         return found and round(found, 1)
 
     def gpu_s(self, problem: Problem, device: str, effort: Effort, points: int) -> float | None:
-        """Estimate the seconds that a run over so many points will need a GPU; None if nothing is
-        known.
+        """Estimate the seconds that a run over so many points will need a GPU; None if unknown.
 
         The newest runs of the family on the device with the same effort give the estimate. Without
         such runs, the number of tries gives it, with the time of a try on an H200.

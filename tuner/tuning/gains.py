@@ -174,8 +174,7 @@ def with_backends(
     runs: Runs | None,
     installed: Collection[str] | None = None,
 ) -> list[Entry]:
-    """Add other backends' times to the incumbents of entries, and the name of the kernel that a
-    server runs.
+    """Add other backends' times to the incumbents of entries, and the name of a server's kernel.
 
     Entries of points that were not tuned have no incumbents, and stay as they are. `runs`: the
     kernels that the engine runs by its rules; None: unknown. `installed`: the backends that the

@@ -81,8 +81,7 @@ class Search:
         self._kernels: list[frozenset[tuple[Part, Config]]] = [frozenset()]  # before each round
 
     def ask(self) -> list[Candidate]:
-        """Return every candidate that can be proposed now; none when done, or while waiting for
-        tells.
+        """Return every candidate that can be proposed now; none when done or waiting for tells.
 
         A candidate is proposed at most once, and never after it was told.
         """
@@ -216,8 +215,7 @@ class Search:
         return {config: time_us for time_us, config in sorted(timed)}
 
     def _pool(self, track: PointSearch, round_: int) -> dict[Config, None]:
-        """Return the configurations that a round looks at: neighbours of the best so far, and a
-        sample.
+        """Return the configurations a round looks at: neighbours of the best so far, a sample.
 
         The last rounds look at the neighbours of the very best alone.
         """
@@ -246,8 +244,7 @@ class Search:
         return broken.union(*map(track.space.as_large_as, too_large))
 
     def _credit(self, track: PointSearch, round_: int) -> int:
-        """Return how many kernels the track may add in a round: its share of the rest of the
-        budget.
+        """Return how many kernels the track may add in a round: its share of what is left.
 
         Two points that propose the same kernel in the same round both pay for it and get one kernel
         back in the next round. So the order of proposals never matters to the budget.

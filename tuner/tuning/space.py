@@ -117,8 +117,7 @@ class Space:
         return self._found[key]
 
     def _closest(self, wanted: Sequence[float]) -> Config:
-        """Return the legal configuration with the least distance; of several, the first by its
-        text.
+        """Return the legal configuration with the least distance; of several, the first by text.
 
         Search an axis at a time, and skip every branch that begins too far away.
         """

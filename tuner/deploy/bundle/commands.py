@@ -155,8 +155,7 @@ def has_attention(pointers: Sequence[str]) -> bool:
 def node_environments(
     cluster: Cluster, preflight: PreflightResult | None = None
 ) -> list[dict[str, str]]:
-    """Return the variables of each node, in the cluster's order, without the config folder's
-    variables.
+    """Return the variables of each node, in the cluster's order, without the config folder's.
 
     Raises MalformedCluster if the cluster file sets a variable of the config folder.
     """

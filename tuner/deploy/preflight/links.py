@@ -52,8 +52,7 @@ def find_links(node: Node, expected: ExpectedNode | None = None) -> NodeLinks:
 
 
 def _devices_below(node: Node, interface: str) -> list[str]:
-    """Return the RDMA devices that carry an interface, also as a VLAN, a bridge or a bond of
-    theirs.
+    """Return the RDMA devices that carry an interface, also as a VLAN, bridge or bond.
 
     A device whose other port has an address carries more than this interface, and is left out.
     """

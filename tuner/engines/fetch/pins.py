@@ -15,8 +15,7 @@ _EXTRAS = ("", "srt", "all")
 
 
 def released_with(requires: Sequence[Requirement]) -> str | None:
-    """Return the version of Triton that an engine with these requirements runs; None if it pins
-    none.
+    """Return the version of Triton that an engine with these requirements runs, if any.
 
     Asks the index for the engine's torch. Raises UnknownEngine or EngineNotFetched if the index has
     no such torch or Triton, or does not answer.

@@ -43,8 +43,7 @@ class AttentionBatch:
     cold: ColdCache | None = None  # None: nothing is read from a cache of keys and values
 
     def before(self, part: Part) -> Callable[[], object] | None:
-        """Return what a part's launch needs before it: the cache of keys and values pushed out of
-        L2.
+        """Return what a part's launch needs before it: the cache pushed out of L2.
 
         The second kernel of decode needs nothing, because it reads results that the first kernel
         has just written.

@@ -94,8 +94,7 @@ def attention_engine(engine: Engine) -> AttentionEngine:
 def engine_config(
     kernels: AttentionKernels, problem: Attention, point: Point, target: Target, room: int
 ) -> Config:
-    """Return the engine's own constants at a point, with its own rule if the problem chooses
-    splits.
+    """Return the engine's own constants at a point, by its rule if the problem chooses splits.
 
     `room`: the engine's `most_splits`.
     """

@@ -158,8 +158,7 @@ class AttentionOnGpu:
         return engine_config(*own, self._engines_splits)
 
     def _companion(self, point: Point, beside: Config) -> Config:
-        """Return the configuration of another part: the engine's, or a smaller one if it does not
-        fit.
+        """Return the configuration of another part: the engine's, or a smaller one if need be.
 
         The configuration has the same splits as `beside`.
         """

@@ -65,8 +65,7 @@ class GemmKernels(FamilyKernels):
     def launches(
         self, problem: DenseGemm, batch_size: int, config: Config, target: Target
     ) -> list[GemmLaunch]:
-        """Return the engine's launches with a file's entry, in order: one kernel, or two if K is
-        split.
+        """Return the engine's launches with a file's entry, in order: two kernels if K is split.
 
         BLOCK_SIZE_K is changed first as the engine's loader changes it.
         """

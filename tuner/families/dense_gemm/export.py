@@ -43,12 +43,10 @@ def verify_gemm(file: SizedFile, engine: GemmEngine, device: Device, root: Path)
 
 
 def _row(winner: Winner, engine: GemmEngine, device: Device) -> dict[str, Any]:
-    """Return the sidecar's row, with the entry that the kernel gets, which is the entry that was
-    timed.
+    """Return the sidecar's row, with the entry that the kernel gets, as it was timed.
 
     Per channel, a file may have null if the engine's own choice stays. A null runs another kernel
-    than Triton's: the default of the Triton kernel is an entry only if it was faster than that
-    kernel.
+    than Triton's: the default of the Triton kernel is one only if it was faster.
     """
     problem = gemm_of(winner.problem)
     entry = engine.effective(problem, winner.entry.config, device.target)

@@ -22,8 +22,7 @@ def reads(text: str, engine: str = "") -> bool:
 
 
 def of_line(text: str, serving: Serving) -> Resolved | None:
-    """Return the problem of an engine's warning line or config file name; None if the text names no
-    such file.
+    """Return the problem of an engine's warning line or config file name; None for others.
 
     The problem has the sizes of a rank, so tp and dp do not apply to it. Raises BadProblem.
     """

@@ -25,8 +25,7 @@ class DensePart(Part):
 
 @dataclass(frozen=True)
 class DenseGemm:
-    """A linear layer as one rank runs it. Raises BadProblem for values that no engine kernel
-    accepts.
+    """A linear layer as one rank runs it. Raises BadProblem if no engine has it.
 
     `block_gemm`: A has a scale for each row and block of K, and B a scale for each block (n, k).
     `channel_gemm`: A has a scale for each row, and B a scale for each column of C.

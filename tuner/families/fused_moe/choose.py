@@ -5,8 +5,7 @@ blocks of BLOCK_SIZE_M, and runs both gemms on that order, so a pair must share 
 pair replaces the incumbent (the engine's own pair) only if it is faster by more than the noise.
 Every batch size gets an entry.
 
-`find_baselines` finds the entries that an engine runs without this tuner, and its makers' own
-entries.
+`find_baselines` finds the entries that it runs without this tuner, and its makers' entries.
 """
 
 from __future__ import annotations
@@ -82,8 +81,7 @@ class MoeChooser:
         its heuristic. The choice of an earlier run stays unless a pair is faster by more than a
         tie, so that nothing changes from night to night without a reason.
 
-        Raises NothingFits, which names the batch size, if no candidate of a requested size has a
-        time.
+        Raises NothingFits, naming the size, if no candidate of a requested size has a time.
         """
         fields = list(self._fields(trials))
         entries: list[Entry] = []

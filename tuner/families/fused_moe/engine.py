@@ -205,8 +205,7 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
 
     @abstractmethod
     def default_config(self, problem: FusedMoe, device: Device, batch_size: int) -> Config:
-        """Return the heuristic's configuration, which the engine runs for both gemms without a
-        file.
+        """Return the heuristic's configuration, which runs for both gemms without a file.
 
         It may lack num_warps and num_stages; `launch_config` adds Triton's defaults.
         """
@@ -225,8 +224,7 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
         root: Path | None = None,
     ) -> dict[str, dict[Gemm, Config]]:
         """Return the engine's own configurations: "default" without files, and "shipped" if its
-        loader finds a file under `root`, unless the files of up and down together would stop
-        servers.
+        loader finds a file under `root`, unless its files together would stop servers.
         """
         default = self.default_config(problem, device, batch_size)
         found = {"default": dict.fromkeys(Gemm, default)}
@@ -244,8 +242,7 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
         return found
 
     def sizes(self, problem: FusedMoe, device: Device, triton: str) -> list[int]:
-        """Return the batch sizes that a file must hold: the engine's own, and the sizes of its
-        shipped files.
+        """Return the batch sizes that a file must hold: the engine's own, and its shipped files'.
 
         At a missing size, the engine would run the entry of another size, and no longer the entry
         that it runs without the file.

@@ -169,8 +169,7 @@ def random_routing(
 def align(
     routings: Sequence[Routing], experts: int, block_m: int, slots: int, *, foreign_blocks: bool
 ) -> list[Slots]:
-    """Sort routings of the same size like `moe_align_block_size`. `slots`: EM, the allocated
-    length.
+    """Sort routings of the same size like `moe_align_block_size`. `slots`: EM, as allocated.
 
     `foreign_blocks`: slots of experts elsewhere fill the first blocks, as in sglang. Otherwise they
     are in no block, as in vLLM.
@@ -285,11 +284,9 @@ def _numbers(binding: Binding) -> dict[str, int]:
 def reference(
     weights: Weights, activations: Activations, routing: Routing, slots: Tensor | None = None
 ) -> Tensor:
-    """Return C from the dense operands, (slots, n) float32. `slots`: the slots to compute; None:
-    all.
+    """Return C from the dense operands, (slots, n) float32. `slots` to compute; None: all.
 
-    If a routing has several times as many tokens as the activations, the activations are read
-    again.
+    If a routing has several times as many tokens as the activations, these are read again.
     """
     top_k = routing.ids.shape[1]
     experts = routing.ids.flatten()
@@ -322,8 +319,7 @@ def references(
 ) -> list[Tensor]:
     """Return the `reference` for the local slots of each of several routings of the same size.
 
-    They are computed as one routing of all their tokens, so each expert's weights are dequantised
-    once.
+    They are computed as one routing of all their tokens, so each expert's weights are read once.
     """
     ids = torch.cat([routing.ids for routing in routings])
     together = Routing(ids, torch.cat([routing.weights for routing in routings]))

@@ -92,11 +92,9 @@ def reads(text: str, engine: str = "") -> bool:
 
 
 def of_line(text: str, serving: Serving) -> Resolved | None:
-    """Return the problem of an engine's warning line or config file name; None if the text names no
-    such file.
+    """Return the problem of an engine's warning line or config file name; None for others.
 
-    The problem has the sizes of a rank, so tp, ep and fuse_shared do not apply to it. Raises
-    BadProblem.
+    It has the sizes of a rank, so tp, ep and fuse_shared do not apply. Raises BadProblem.
     """
     # Engines give some files the same name, so the asked engine reads the name first.
     for name in sorted(_engines(), key=lambda name: name != serving.engine):
@@ -207,8 +205,7 @@ def moe_problem(
     channel unless `block_shape` is given. `rule` is the engine's rule for a block, and `release`
     names the engine's release with this rule.
 
-    Raises IndivisibleShape, which names the nearest tensor- or expert-parallel size that works, and
-    BadProblem.
+    Raises IndivisibleShape, naming the nearest parallel size that works, and BadProblem.
     """
     _require_experts(model)
     scheme = _scheme(model, dtype, block_shape)
@@ -342,8 +339,7 @@ def _scheme(
 def _divide(
     model: Model, tp: int, ep: int, cut: Callable[[int], Block | None], release: str
 ) -> tuple[int, Block | None]:
-    """Return (N, quantisation block) of a rank, the block as `cut` gives it for the ranks of an
-    expert.
+    """Return (N, quantisation block) of a rank, the block as `cut` gives it for an expert's ranks.
 
     Other releases than `release` may cut a block elsewhere, so errors name it. Raises
     IndivisibleShape, or BadProblem for sizes below 1.

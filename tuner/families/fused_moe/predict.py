@@ -124,8 +124,7 @@ class Predictor:
     def estimate_all(self, point: Point, configs: Iterable[Config]) -> dict[Config, float]:
         """Return scores by estimated footprint, for the configurations that will probably fit.
 
-        A configuration with options of AMD's compiler has no score: the model does not know these
-        options.
+        A configuration with options of AMD's compiler has no score: the model does not know them.
         """
         known = self._estimates.setdefault(
             point, {}
@@ -182,8 +181,7 @@ def summed(scores: Scores, gemm: Gemm) -> Scores:
 
 
 def needs(scores: Scores) -> list[Need]:
-    """Return every point's needs, for the values of BLOCK_SIZE_M that are best for both gemms
-    together.
+    """Return every point's needs, for the values of BLOCK_SIZE_M that are best for both gemms.
 
     An engine sorts a batch once for both gemms, so a pair must share its BLOCK_SIZE_M.
     """

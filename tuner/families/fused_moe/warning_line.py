@@ -151,8 +151,7 @@ def _divisions(model: Model, missing: NamedLayer, fusions: Fusions) -> list[Matc
 
 
 def choose(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[FusedMoe, str, str]:
-    """Return the problem, the origin of its K and top_k, and the presets that they are assumed
-    from.
+    """Return the problem, the origin of its K and top_k, and the presets they are from.
 
     A given hidden size or top_k excludes other presets. Raises SeveralModels, which has the
     problems of the matching presets, if they disagree, and BadProblem if no preset matches.

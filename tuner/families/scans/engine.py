@@ -271,8 +271,7 @@ def fla_answers(target: Target) -> Mapping[str, object]:
 
 
 def chunk_lists(given: Mapping[str, Any]) -> dict[str, object]:
-    """Return engines' functions that find the chunks of a batch, each with the answer for the
-    prompts.
+    """Return engines' functions that find the chunks of a batch, each with its answer.
 
     `given`: the arguments of the launcher that runs.
     """

@@ -2,8 +2,7 @@
 
 Releases before 0.5.2 launch the same tile on all GPUs from sm_80 on, and releases before 0.5.12 on
 all GPUs from sm_90 on. The tile is too large if a block has 99 KiB of shared memory. The patch puts
-the tiles of the first release that fits behind the lines that choose them, for the user's GPU
-alone.
+the tiles of the first release that fits behind the lines that choose them, for that GPU alone.
 """
 
 from __future__ import annotations

@@ -155,8 +155,7 @@ def lift_fused_moe(engine: SGLang, platform: str = CUDA) -> FusedMoeKernels:
 
 
 def reads_up_tma(engine: SGLang) -> bool:
-    """Say whether a release takes USE_TMA out of the up gemm's entry (0.5.23), and not only of
-    down's.
+    """Say whether a release takes USE_TMA out of the up gemm's entry (0.5.23), not only down's.
 
     Its chooser takes it out, which lies beside the kernel or in a folder above.
     """

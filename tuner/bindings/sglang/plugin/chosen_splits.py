@@ -62,8 +62,7 @@ def choose_splits(
 ) -> str:
     """Use the table for a backend that was just built. Return the text to log; empty: nothing.
 
-    `flag`: the server's number of splits. A number that is not the default is the most that is
-    used.
+    `flag`: the server's number of splits. One other than the default is the most used.
     """
     fitting = [file for file in files if file.splits and _is_for(file.problem, backend, runner)]
     if not fitting:

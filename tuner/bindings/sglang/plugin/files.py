@@ -111,8 +111,7 @@ class AttentionFile:
     def pick(
         self, part: AttentionPart, batch_size: int, new_tokens: int = 1
     ) -> AttentionEntry | None:
-        """Return the entry of the nearest bucket by the ratio of sizes; of two equally near, the
-        smaller.
+        """Return the entry of the nearest bucket by the ratio of sizes; of two, the smaller.
 
         None if the file has no entry for that part near these sizes.
         """

@@ -32,8 +32,7 @@ def problem_key(kernel: KernelSignature, problem: Attention, *, paged: bool) -> 
 def launch_key(
     kernel: KernelSignature, launch: Launch, grid: Grid, about: About, room: int = 0
 ) -> ProblemKey | None:
-    """Return the `problem_key` of a launch's problem; None if the launch uses an unsupported
-    option.
+    """Return the `problem_key` of a launch's problem; None with an unsupported option.
 
     `about`: the arguments of the launcher. `room`: the launch has room for so many chosen splits;
     0: the engine chose its splits.
@@ -75,8 +74,7 @@ def _decode_key(
 
 
 def decode_shape(about: About) -> tuple[Any, ...]:
-    """Return the shape from decode's launcher: query heads, key heads, Lq, Lv, cap, no window,
-    sinks.
+    """Return the shape from decode's launcher: heads, key heads, Lq, Lv, cap, no window, sinks.
 
     Raises ValueError for the notes of another launcher.
     """

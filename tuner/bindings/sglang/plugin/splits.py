@@ -1,5 +1,4 @@
-"""Read and look up the table of KV splits in a decode file: how many parts each sequence's cache is
-split into.
+"""Read and look up the table of KV splits in a decode file: the parts of each sequence's cache.
 
 The numbers are looked up by the number of sequences and by a sequence's length. This module needs
 only the standard library, because it runs inside a server.
@@ -56,8 +55,7 @@ class SplitsTable:
         return tuple(row for row in self.rows if not row.engines)
 
     def row(self, batch_size: int) -> SplitsRow:
-        """Return the row of the nearest number of sequences by ratio; of two equally near, the
-        smaller.
+        """Return the row of the nearest number of sequences by ratio; of two, the smaller.
 
         If no row is near, return a row that says that the engine's own rule stays.
         """

@@ -67,9 +67,8 @@ def views(problem: ChunkScan, prompt: Prompt) -> dict[str, Tensor]:
 
 
 def layout(problem: ChunkScan, point: Point, device: str) -> dict[str, Tensor]:
-    """Return the positions of tokens and chunks, int32: token_sequence (T), sequence_ends
-    (sequences + 1), chunk_sequence (c), chunk_ends (c + 1), last_chunks and final_slots
-    (sequences).
+    """Return the positions of tokens and chunks, int32: token_sequence(T), sequence_ends (sequences
+    + 1), chunk_sequence (c), chunk_ends (c + 1), last_chunks, final_slots (sequences).
     """
     sequences, tokens = point.batch_size, point.new_tokens
     each = chunks_of(problem, tokens)
