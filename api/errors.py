@@ -228,19 +228,17 @@ def problem_response(
     status: int,
     detail: str = "",
     *,
-    kind: str = "about:blank",
     headers: Mapping[str, str] | None = None,
-    errors: Sequence[Mistake] = (),
 ) -> JSONResponse:
-    """Return a response with problem details; `kind` is their `type`."""
+    """Return a response with problem details."""
     title = HTTPStatus(status).phrase
     problem = ProblemDetails(
-        type=kind,
+        type="about:blank",
         title=title,
         status=status,
         detail=detail or title,
         request_id=request_id,
-        errors=list(errors),
+        errors=[],
     )
     return _response(problem, headers)
 

@@ -32,6 +32,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from triton.language.extra import libdevice
 
+from tuner.bindings.sglang.plugin.scan import hook_scans as hook_sglang
+from tuner.bindings.vllm.plugin.scan import hook_scans as hook_vllm
 from tuner.engines.engine import find_engine
 from tuner.families.scans.scan import ScanProblem, scan_named
 from tuner.measure.timing import Reference
@@ -119,15 +121,6 @@ def stand_in_vllm(name: str, root: Path, family: str) -> None:
     package("vllm.utils", root / "utils")
     package("vllm.utils.gpu_sync_debug", gpu_sync_allowed=contextlib.nullcontext)
     package("vllm.utils.torch_utils", async_tensor_h2d=Tensor.to)
-
-
-def hook(engine: str) -> None:
-    """Start the engine's plugin, as its servers do."""
-    if engine == "vllm":
-        importlib.import_module("tuner.bindings.vllm.plugin").register()
-    else:
-        plugin = importlib.import_module("tuner.bindings.sglang.plugin.scan")
-        plugin.hook_scan(Path(os.environ["TUNER_SCAN_CONFIG_DIR"]))
 
 
 def delta_call(
@@ -248,7 +241,8 @@ def main() -> None:
     torch.zeros(1, device="cuda")
     launched, kernels = record_launches(), stand_in(engine, version, problem.family)
     if mode == "tuned":
-        hook(engine)
+        hook = hook_sglang if engine == "sglang" else hook_vllm
+        hook(Path(os.environ["TUNER_SCAN_CONFIG_DIR"]))
     combined = importlib.import_module(kernels)
     part = problem.parts[0]
     _, warm = scan_call(engine, combined, problem, Point(1, part, problem.chunk_size))

@@ -100,13 +100,7 @@ def theme_of(request: Request) -> str | None:
     return theme if theme in _THEMES else None
 
 
-def page(
-    request: Request,
-    template: str,
-    status: int = 200,
-    headers: Mapping[str, str] | None = None,
-    **values: object,
-) -> HTMLResponse:
+def page(request: Request, template: str, status: int = 200, **values: object) -> HTMLResponse:
     """Return a page of the template `NAME.html`, with the values that it names."""
     state = request.scope.get("state", {})
     caller, session = state.get("caller"), state.get("session")
@@ -120,7 +114,7 @@ def page(
         theme=theme_of(request),
         **{"query": request.query_params, **values},
     )
-    return HTMLResponse(text, status, {**_HEADERS, **(headers or {})})
+    return HTMLResponse(text, status, _HEADERS)
 
 
 def go(request: Request, address: str) -> Response:

@@ -71,17 +71,11 @@ def engine_cap(version: str) -> Any:
 
 class TestSplits:
     @pytest.mark.parametrize("version", RELEASES)
-    @given(st.integers(0, 400), st.integers(1, 1 << 22), st.integers(1, 1024))
-    def test_latent_attention_has_the_engine_s_splits(self, version, processors, context, asked):
-        cap = engine_cap(version)
-        ours = engine_kv_splits(
-            latent=True,
-            engine_version=version,
-            sm_count=processors,
-            context_length=context,
-            asked=asked,
-        )
-        assert ours == (cap(asked, processors, context) if cap else asked)
+    @given(st.integers(0, 400))
+    def test_latent_attention_has_the_engine_s_splits(self, version, processors):
+        cap, usual, long = engine_cap(version), ENGINE_KV_SPLITS, 1 << 22
+        ours = engine_kv_splits(latent=True, engine_version=version, sm_count=processors)
+        assert ours == (cap(usual, processors, long) if cap else usual)
 
     @pytest.mark.parametrize("version", RELEASES)
     def test_the_engine_raises_them_for_latent_attention_alone(self, version):
@@ -113,7 +107,6 @@ class TestSplits:
     def test_what_is_not_known_leaves_the_command_line_s(self):
         assert engine_kv_splits(latent=True, engine_version=None, sm_count=132) == 8
         assert engine_kv_splits(latent=True, engine_version="0.5.16", sm_count=None) == 8
-        # A context that is not known is long.
         assert engine_kv_splits(latent=True, engine_version="0.5.16", sm_count=142) == 256
         with pytest.raises(BadProblem, match="not an engine version"):
             engine_kv_splits(latent=True, engine_version="newest", sm_count=132)

@@ -26,31 +26,20 @@ from tuner.problems.points import Config
 KV_SPLITS_FLAG = "--triton-attention-num-kv-splits"
 LATENT_SINCE = (0, 5, 12)
 PLUGINS_SINCE = (0, 5, 12)  # the first examined release with plugins
-_PART = 32  # tokens
 
 
-def engine_kv_splits(
-    *,
-    latent: bool,
-    engine_version: str | None,
-    sm_count: int | None,
-    context_length: int = 0,
-    asked: int = ENGINE_KV_SPLITS,
-) -> int:
-    """Return the most splits that sglang uses on a GPU with `sm_count` processors.
+def engine_kv_splits(*, latent: bool, engine_version: str | None, sm_count: int | None) -> int:
+    """Return the most splits that sglang uses on a GPU with `sm_count` processors, without flags
+    and with a long context.
 
-    `context_length` is the server's, in tokens; 0 means unknown and sets no limit. `asked` is the
-    server flag's value, which is returned if the version or the GPU is None. Raises BadProblem
-    for text that is not a version.
+    The default of the flag, if the version or the GPU is None. Raises BadProblem for text that is
+    not a version.
     """
     if engine_version is None or not sm_count or not latent:
-        return asked
+        return ENGINE_KV_SPLITS
     if release_of(engine_version) < LATENT_SINCE:
-        return asked
-    most = _power_of_two(sm_count)
-    if context_length:
-        most = min(most, _power_of_two(-(-context_length // _PART)))
-    return max(asked, most)
+        return ENGINE_KV_SPLITS
+    return max(ENGINE_KV_SPLITS, 1 << (sm_count - 1).bit_length())
 
 
 def takes_kv_splits(engine_version: str | None) -> bool:
@@ -59,11 +48,6 @@ def takes_kv_splits(engine_version: str | None) -> bool:
     Raises BadProblem for text that is not a version.
     """
     return engine_version is None or release_of(engine_version) >= PLUGINS_SINCE
-
-
-def _power_of_two(n: int) -> int:
-    """Return the least power of two that is at least n."""
-    return 1 << (n - 1).bit_length()
 
 
 Rows = Mapping[BucketKey, Mapping[str, Any]]  # the sidecar's rows
