@@ -354,7 +354,7 @@ PAGE = 100
 
 
 class LocalWatching:
-    """A local store's watches, coverage and nights: a `tuner.jobs.queue.Watching`."""
+    """A local store's watches, coverage and nights, with the methods of `RemoteQueue`."""
 
     def __init__(self, settings: Settings, store: Database) -> None:
         self._settings = settings

@@ -28,8 +28,11 @@ from tuner.problems.options import parse_batch_sizes
 from tuner.render import columns, printable
 
 if TYPE_CHECKING:
-    from tuner.jobs.queue import Watching
+    from tuner.jobs.client import RemoteQueue
+    from workers.nightly import LocalWatching
     from workers.settings import Settings
+
+    Watching = LocalWatching | RemoteQueue
 
 AGAIN = "may be given again"
 

@@ -21,9 +21,12 @@ from tuner.render import columns, folded, list_width, printable, table
 from tuner.shell import command_line
 
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
+    from tuner.jobs.client import RemoteQueue
     from tuner.jobs.job import Job, JobEvent, JobRequest, UnreadableRequest
-    from tuner.jobs.queue import Queue
+    from tuner.store.jobs import LocalQueue
     from tuner.tuning.progress import LiveLine
+
+    Queue = LocalQueue | RemoteQueue
 
 FOLLOW_S = 0.5
 LOST_S = 300.0  # give up when a server or database does not answer for this long

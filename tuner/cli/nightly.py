@@ -16,7 +16,7 @@ from tuner.errors import BadInput, ServerUnavailable, StoreUnreachable
 from tuner.render import table
 
 if TYPE_CHECKING:
-    from tuner.jobs.queue import Watching
+    from tuner.cli.coverage import Watching
 
 LISTED = 30
 AWAY = 75  # EX_TEMPFAIL of sysexits.h: what starts the command may try again later

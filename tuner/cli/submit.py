@@ -31,8 +31,8 @@ from tuner.shell import command_line
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from typing import Any
 
+    from tuner.cli.jobs import Queue
     from tuner.jobs.job import Submitted
-    from tuner.jobs.queue import Queue
     from tuner.problems.points import Problem
     from tuner.targets import TuningTarget
 

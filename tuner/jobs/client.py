@@ -31,7 +31,7 @@ from tuner.jobs.job import (
     read_if_possible,
     read_time,
 )
-from tuner.jobs.queue import ALL_JOBS, JobQuery, Json
+from tuner.jobs.queue import ALL_JOBS, JobQuery
 from tuner.jobs.web import checked_url, opener_for
 from tuner.jobs.workers import WorkerStatus, read_worker
 from tuner.shell import command_line
@@ -97,6 +97,7 @@ _NIGHT = ("schedule", "date", "started_at", "finished_at")
 _SUMMARY = ("schedule", "date")
 NOTHING: Mapping[str, str] = MappingProxyType({})
 T = TypeVar("T")
+Json = dict[str, Any]
 
 
 class RemoteQueue:

@@ -1,16 +1,12 @@
-"""Define the methods that a local queue and a server share, and which jobs they list."""
+"""Choose the jobs that a queue lists."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
-from typing import Any, Protocol
 
-from tuner.jobs.job import Job, JobEvent, JobRequest, JobState, Priority, Submitted
-from tuner.jobs.workers import WorkerStatus
+from tuner.jobs.job import JobState
 
 
 @dataclass(frozen=True)
@@ -40,63 +36,3 @@ class JobQuery:
 
 
 ALL_JOBS = JobQuery()
-
-
-class Queue(Protocol):
-    """The methods that a local store and a server share."""
-
-    def submit_all(
-        self, requests: Sequence[JobRequest], *, priority: Priority
-    ) -> Sequence[Submitted]: ...
-
-    def get(self, job_id: str) -> Job: ...
-
-    def list(self, query: JobQuery = ALL_JOBS, *, limit: int = 50) -> Sequence[Job]: ...
-
-    def cancel(self, job_id: str, *, everyone: bool = False) -> Job: ...
-
-    def events(self, job_id: str, after: int = 0) -> Sequence[JobEvent] | Iterator[JobEvent]: ...
-
-    def waiting(self, job: Job) -> str: ...
-
-    def list_waiting(
-        self, query: JobQuery = ALL_JOBS, *, limit: int = 50
-    ) -> Sequence[tuple[Job, str]]: ...
-
-    def workers(self) -> Sequence[WorkerStatus]: ...
-
-    def drain(self, name: str) -> object: ...
-
-    def resume(self, name: str) -> object: ...
-
-    def retry(self, job_id: str) -> Job: ...
-
-
-Json = dict[str, Any]
-
-
-class Watching(Protocol):
-    """The methods that a server and the local store (`workers.nightly.LocalWatching`) share.
-
-    Values are the JSON objects of the API.
-    """
-
-    def watches(self) -> Sequence[Json]: ...
-
-    def add_watch(self, watch: Mapping[str, Any]) -> Json: ...
-
-    def remove_watch(self, watch_id: int) -> None: ...
-
-    def stored(self, device: str | None) -> Iterator[Json]: ...
-
-    def watched(self, device: str | None) -> Iterator[Json]: ...
-
-    def run_night(self, *, dry_run: bool, force: bool) -> Json: ...
-
-    def nights(self, limit: int) -> Sequence[Json]: ...
-
-    def last_night(self) -> Json: ...
-
-    def night_diff(self, before: date, now: date) -> Json: ...
-
-    def workers(self) -> Sequence[WorkerStatus]: ...

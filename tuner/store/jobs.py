@@ -317,7 +317,7 @@ def _equal(connection: Connection, job_id: str) -> str:
 
 
 class LocalQueue(Queries):
-    """The `tuner.jobs.queue.Queue` of a database. Methods raise UnusableStore."""
+    """The queue of a database, with the methods of `RemoteQueue`. Methods raise UnusableStore."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
