@@ -337,4 +337,4 @@ def test_a_replay_compiles_nothing(recording):
     config = next(iter(recording.trials)).config
     replay.submit(Candidate(point, config) for point in recording.points)
     assert len(replay.poll(wait=False)) == 10
-    assert (replay.compiled_count, replay.cached_count) == (0, 0)
+    assert replay.compiled_count == 0

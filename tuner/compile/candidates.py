@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tuner.compile.farm import CompileJob, Farm
 from tuner.devices.table import Device
@@ -17,30 +17,6 @@ from tuner.problems.results import Compiled
 # Gives the kernel that a candidate launches, and the binding of its parameters. Raises
 # UnsupportedKernel for a config that the engine's kernel does not take.
 Binder = Callable[[Candidate], tuple[Lifted, Binding]]
-
-
-class Compiler(Protocol):
-    """Compiles candidates in the background."""
-
-    def submit(self, candidates: Iterable[Candidate]) -> None:
-        """Queue candidates; never waits for a compile."""
-
-    def poll(self, wait: bool) -> list[tuple[Candidate, Compiled]]:
-        """Return the results since the last call; with `wait`, at least one if any is pending."""
-
-    @property
-    def compiled_count(self) -> int:
-        """Return how many kernels were compiled so far, also failures, but no cached results."""
-
-    @property
-    def cached_count(self) -> int:
-        """Return how many results came from a cache, or from another candidate's compile."""
-
-    @property
-    def compile_s(self) -> float:
-        """Return the seconds of compiling, summed over the processes."""
-
-
 # The further kernels that a candidate launches besides its binder's, such as a reduction.
 Companions = Callable[[Candidate], Sequence[tuple[Lifted, Binding]]]
 
@@ -69,7 +45,7 @@ class _Counts(NamedTuple):
 
 
 class KernelCompiler:
-    """A `Compiler` of the kernels that `bind` returns. The caller closes the farm.
+    """Compiles the kernels that `bind` returns, in the background. The caller closes the farm.
 
     A farm may serve several compilers in turn. Each counts its own kernels.
     """
@@ -113,6 +89,7 @@ class KernelCompiler:
         return [CompileJob(k, binding.variant(), self._device.target) for k, binding in kernels]
 
     def poll(self, wait: bool) -> list[tuple[Candidate, Compiled]]:
+        """Return the results since the last call; with `wait`, at least one if any is pending."""
         ready: list[tuple[Candidate, Compiled]] = []
         wait = wait and bool(self._pending)
         finished = self._farm.poll(wait)
@@ -129,14 +106,17 @@ class KernelCompiler:
 
     @property
     def compiled_count(self) -> int:
+        """Return how many kernels were compiled so far, also failures, but no cached results."""
         return self._farm.compiled - (self._before or self._counts).compiled
 
     @property
     def cached_count(self) -> int:
+        """Return how many results came from a cache, or from another candidate's compile."""
         return self._farm.cached - (self._before or self._counts).cached
 
     @property
     def compile_s(self) -> float:
+        """Return the seconds of compiling, summed over the processes."""
         return self._farm.compile_s - (self._before or self._counts).compile_s
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 
-from tuner.compile import Compiler, Farm
+from tuner.compile import Farm, KernelCompiler
 from tuner.devices.table import Device
 from tuner.errors import BadInput, MeasurerFailed, MeasurerUnavailable
 from tuner.measure.gpu_worker import GpuWorker, PendingMeasurement
@@ -27,7 +27,7 @@ class GpuBench:
 
     def __init__(
         self,
-        compiler: Compiler,
+        compiler: KernelCompiler,
         worker: GpuWorker,
         points: Collection[Point] | None = None,
     ) -> None:
@@ -171,7 +171,7 @@ def child_env(farm: Farm, gpu: str) -> dict[str, str]:
 
 
 def open_gpu_bench(
-    compiler: Compiler,
+    compiler: KernelCompiler,
     farm: Farm,
     *,
     engine: str,

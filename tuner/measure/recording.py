@@ -300,14 +300,13 @@ _ABSENT = "not in the recording"
 
 
 class Replay:
-    """A `Compiler` and a `Measurer` in one: a recording holds the results of both.
+    """Compiles and measures in place of both: a recording holds their results.
 
     A kernel that needs more shared memory than the device has does not fit here either.
     """
 
     compile_s = 0.0
     compiled_count = 0
-    cached_count = 0
 
     def __init__(self, recording: RecordedTrials, device: Device) -> None:
         self._recording = recording

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from tuner.jobs.client import RemoteQueue
 from tuner.problems.points import Problem
 from tuner.problems.results import Winner
 from tuner.store.result_files import read_winner
 
-
-class StoredResults(Protocol):
-    """The methods that a server and the local store (`ResultStore`) share."""
-
-    def winners(
-        self, *, device: str, engine: str, engine_version: str | None = None
-    ) -> list[Winner]: ...
-
-    def withdraw(self, problem: Problem, device: str, engine: str) -> object: ...
+if TYPE_CHECKING:
+    from tuner.store.results import ResultStore
 
 
 class RemoteResults:
@@ -36,3 +29,6 @@ class RemoteResults:
     def withdraw(self, problem: Problem, device: str, engine: str) -> None:
         """Withdraw winners as `ResultStore.withdraw` does."""
         self._server.withdraw(problem.spec(), device, engine)
+
+
+StoredResults: TypeAlias = "ResultStore | RemoteResults"

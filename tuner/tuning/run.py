@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from tuner.compile import Compiler, Farm, KernelCompiler
+from tuner.compile import Farm, KernelCompiler
 from tuner.engines.dispatch import Runs, what_runs
 from tuner.engines.engine import triton_for
 from tuner.engines.settings import settings_kept, settings_to_keep
@@ -426,7 +426,10 @@ class SerialBench:
     """A bench that measures in the caller's process while other processes compile."""
 
     def __init__(
-        self, compiler: Compiler, measurer: Measurer, points: Collection[Point] | None = None
+        self,
+        compiler: KernelCompiler | Replay,
+        measurer: Measurer,
+        points: Collection[Point] | None = None,
     ) -> None:
         """Take the points to measure (default: all). Others' candidates are only compiled."""
         self._compiler = compiler

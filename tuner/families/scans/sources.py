@@ -30,9 +30,7 @@ class ScanSources:
 
     folders: Mapping[str, tuple[str, ...]]  # by family, below the package, the newest first
     chain: str  # of families that have several
-    adapt: Callable[[Scan], Scan] = lambda scan: (
-        scan
-    )  # changes a family's only chain for this engine
+    adapt: Callable[[Scan], Scan] = lambda scan: scan  # for this engine, of a family's only chain
 
     def folder(self, root: Path, family: str) -> Path:
         """Return the folder of a family's kernels, which a release may lack."""
