@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,6 +32,7 @@ def files_to_check(targets: Sequence[str]) -> list[Path]:
     the files with a sidecar, because the others are the engine's own. Raises BadInput, also for a
     file that this program never takes.
     """
+    from tuner.engines.config_files import provenance_of
     from tuner.engines.logs.served import unmade
 
     found: list[Path] = []
@@ -45,7 +45,7 @@ def files_to_check(targets: Sequence[str]) -> list[Path]:
             found.append(path)
             continue
         below = without_sidecars(path)
-        exported = [one for one in below if _sidecar(one)]
+        exported = [one for one in below if provenance_of(one.resolve())]
         if not below:
             raise BadInput(f"{path} has no .json file: give the folder that `tuner export` wrote")
         found += exported or below
@@ -78,10 +78,12 @@ def engine_of_files(paths: Sequence[Path]) -> str:
     """Return NAME==VERSION as all sidecars of exported files say it; else the engine whose spelling
     the names have, and say so; else sglang.
     """
+    from tuner.engines.config_files import provenance_of
+
     found = {
         f"{env['engine']}=={env['engine_version']}"
         for path in paths
-        for env in _environments(_sidecar(path))
+        for env in _environments(provenance_of(path.resolve()))
     }
     if len(found) == 1:
         return found.pop()
@@ -154,17 +156,6 @@ def _device(path: Path) -> str:
     from tuner.engines.logs.facts import facts_of_line
 
     return facts_of_line(path.name).get("device")
-
-
-def _sidecar(path: Path) -> Mapping[str, Any]:
-    from tuner.engines.config_files import sidecar_of
-
-    found = sidecar_of(path.resolve())
-    try:
-        value = json.loads(found.read_bytes()) if found else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _environments(sidecar: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:

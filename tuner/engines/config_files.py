@@ -273,6 +273,16 @@ def sidecar_of(path: Path) -> Path | None:
     return None
 
 
+def provenance_of(path: Path) -> Mapping[str, Any]:
+    """Return the fields of a file's sidecar; none if there is none, or if it cannot be read."""
+    found = sidecar_of(path)
+    try:
+        value = json.loads(found.read_bytes()) if found else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def kept_file(sidecar: Path) -> Path:
     """Return the path at which an export keeps the engine's file that it replaces.
 

@@ -6,7 +6,6 @@ The folder tells the tuned files from the engine's own, which lie beside them.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.deploy.bundle.manifest import CONFIGS, NAME, read_manifest
-from tuner.engines.config_files import PROVENANCE, sidecar_of
+from tuner.engines.config_files import PROVENANCE, provenance_of
 from tuner.errors import BadInput, BadProblem, BundleRefused
 from tuner.problems.points import Problem
 from tuner.problems.registry import parse_problem
@@ -75,7 +74,7 @@ class Deployed:
         if any(part in path for part in _PACKAGES):
             return FileOrigin.SHIPPED
         if not self.known:
-            tuned = _statuses(_sidecar(Path(path)))
+            tuned = _statuses(provenance_of(Path(path)))
             return FileOrigin.TUNED if tuned else FileOrigin.UNKNOWN
         if any(path.endswith(f"/{one}") for one in self.tuned):
             return FileOrigin.TUNED
@@ -168,7 +167,7 @@ def _exported(root: Path) -> Deployed:
         below = path.relative_to(root)
         if below.parts[0] == PROVENANCE:
             continue
-        sidecar = _sidecar(path)
+        sidecar = provenance_of(path)
         counts = _statuses(sidecar)
         if counts:
             tuned[below.as_posix()] = counts
@@ -212,13 +211,3 @@ def _entries(sidecar: Mapping[str, Any]) -> list[Any]:
     if isinstance(entries, dict):
         return list(entries.values())
     return entries if isinstance(entries, list) else []
-
-
-def _sidecar(path: Path) -> Mapping[str, Any]:
-    """Return the sidecar of a file; empty if there is none, or if it cannot be read."""
-    found = sidecar_of(path)
-    try:
-        value = json.loads(found.read_bytes()) if found else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

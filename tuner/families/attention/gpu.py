@@ -175,5 +175,4 @@ class AttentionOnGpu:
         return load(self._source, binding, grid, self._target)
 
 
-def open_session(problem: Attention, request: Fields) -> AttentionOnGpu:
-    return AttentionOnGpu(problem, request)
+open_session = AttentionOnGpu

@@ -147,8 +147,7 @@ class ScanOnGpu:
         ]
 
 
-def open_session(problem: ScanProblem, request: Fields) -> ScanOnGpu:
-    return ScanOnGpu(problem, request)
+open_session = ScanOnGpu
 
 
 def _chain(loaded: Sequence[tuple[BoundKernel, ScanLaunch]], tensors: dict[str, Tensor]) -> Chain:

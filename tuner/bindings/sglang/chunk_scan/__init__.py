@@ -17,9 +17,7 @@ def open_family(engine: SGLang) -> ScanEngine:
     return ScanEngine(engine, lift_chunk_scan)
 
 
-def open_delivery(engine: SGLang) -> ScanDelivery:
-    """Return the delivery of chunked scans' winners to the servers of a copy of sglang."""
-    return ScanDelivery(engine)
+open_delivery = ScanDelivery
 
 
 def state_dtype(shape: MambaShape, dtype: Dtype) -> str:

@@ -17,9 +17,7 @@ def open_family(engine: VLLM) -> ScanEngine:
     return ScanEngine(engine, lift_chunk_scan)
 
 
-def open_delivery(engine: VLLM) -> ScanDelivery:
-    """Return the delivery of chunked scans' winners to the servers of a copy of vLLM."""
-    return ScanDelivery(engine)
+open_delivery = ScanDelivery
 
 
 # The keys of MODELS_CONFIG_MAP for which model_executor/models/config.py of 0.24.0 and 0.33.0 reads
