@@ -46,9 +46,7 @@ class Side:
     key: str  # as Sides names it
     device: str
     history: Mapping[str, Any]
-    entries: Mapping[
-        tuple[str, str], WinnerRow
-    ]  # by part and size; where two count, the better one
+    entries: Mapping[tuple[str, str], WinnerRow]  # by part and size; if two count, the better
 
     @property
     def version(self) -> str:

@@ -71,9 +71,8 @@ def decode_line(line: str, source: str) -> list[Sample]:
     return samples_of(key, {"decode_throughput": match.group(2)}, source)
 
 
-_ASKED = re.compile(
-    r"\bnum[-_]prompts[ =](\d{1,9})"
-)  # in a command, or in its arguments as printed
+# In a command, or in its arguments as printed.
+_ASKED = re.compile(r"\bnum[-_]prompts[ =](\d{1,9})")
 _APART = 1.1  # results of the same server differ by less
 _TABLE_START = re.compile(r"^=+ Serving Benchmark Result =+\s*$")
 _TABLE_END = re.compile(r"^={20,}\s*$")

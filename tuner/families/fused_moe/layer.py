@@ -38,10 +38,7 @@ from tuner.measure.timing import LAUNCHES, BoundKernel, ColdCache, Reference, el
 from tuner.problems.dtypes import Dtype
 from tuner.problems.points import Config, Point
 
-CHECKED = (
-    0,
-    LAUNCHES - 1,
-)  # the routings whose outputs are checked: a uniform and a skewed routing
+CHECKED = (0, LAUNCHES - 1)  # the routings whose outputs are checked: a uniform and a skewed one
 SKEWED = 3  # the number of routings that are drawn from a Zipf distribution over the experts
 SKEW = 0.8
 COPIED_BYTES = 1 << 28

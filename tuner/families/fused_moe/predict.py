@@ -126,9 +126,8 @@ class Predictor:
 
         A configuration with options of AMD's compiler has no score: the model does not know them.
         """
-        known = self._estimates.setdefault(
-            point, {}
-        )  # seeds and search ask for the same configurations
+        # Seeds and search ask for the same configurations.
+        known = self._estimates.setdefault(point, {})
         scores = {}
         for config in configs:
             if config not in known:

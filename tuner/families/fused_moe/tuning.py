@@ -104,9 +104,7 @@ def prepare(request: Request) -> PreparedRun:
         raise BadInput(f"{engine.name} {engine.version} reads no _down files: tune up, or both")
     path = request.source.recording
     recording = read_recording(path) if path else None
-    points = _points(
-        request, request.selected, recording
-    )  # refuses points that the recording lacks
+    points = _points(request, request.selected, recording)
     spaces = _spaces(request, problem, engine, gemms)
     triton, sizes = triton_version(request.engine), [point.batch_size for point in points]
     found = find_baselines(engine, problem, device, triton, gemms, sizes)
@@ -153,6 +151,7 @@ def prepare(request: Request) -> PreparedRun:
 def _points(
     request: Request, selected: MoeSelection, recording: Recording | None
 ) -> tuple[Point, ...]:
+    """Return the points to tune. Refuses points that the recording lacks."""
     recorded = sorted({point.batch_size for point in recording.points}) if recording else None
     sizes = selected.batch_sizes or recorded or BATCH_SIZES
     points = tuple(Point(size, gemm) for size in sorted(set(sizes)) for gemm in selected.gemms)

@@ -51,9 +51,8 @@ class SGLangAttentionKernels(AttentionKernels):
     engine: SGLang
     origin: str  # e.g. "sglang 0.5.16"; for messages
     platform: str = CUDA
-    sources: Mapping[AttentionPhase, Path] = field(
-        default_factory=dict
-    )  # instead of the engine's files
+    # In place of the engine's files.
+    sources: Mapping[AttentionPhase, Path] = field(default_factory=dict)
     _launches: dict[tuple[Attention, Point, Target], KernelLaunch] = field(default_factory=dict)
     _launchers: dict[tuple[AttentionPhase, Target], Launcher] = field(default_factory=dict)
 

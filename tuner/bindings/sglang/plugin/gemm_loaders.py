@@ -46,9 +46,7 @@ class Loader:
     function: str
     dtype: Dtype
     blocks: bool  # the scales are for blocks; otherwise they are for rows and columns
-    launchers: tuple[
-        str, ...
-    ]  # by their names in any version; in each version a single launcher launches
+    launchers: tuple[str, ...]  # by their names in any version; in each version, one launches
 
     def reads(self, problem: DenseGemm) -> bool:
         """Say whether the loader reads the files of a problem."""
