@@ -224,11 +224,7 @@ def install(app: FastAPI) -> None:
 
 
 def problem_response(
-    request_id: str,
-    status: int,
-    detail: str = "",
-    *,
-    headers: Mapping[str, str] | None = None,
+    request_id: str, status: int, detail: str = "", *, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """Return a response with problem details."""
     title = HTTPStatus(status).phrase

@@ -42,12 +42,7 @@ class Streams:
     """Follows jobs for their streams, in an event loop. A single thread reads the store."""
 
     def __init__(
-        self,
-        counts: ReadCounts,
-        events: ReadEvents,
-        valid: ReadValid,
-        most: int,
-        most_per_key: int,
+        self, counts: ReadCounts, events: ReadEvents, valid: ReadValid, most: int, most_per_key: int
     ) -> None:
         """Take the functions that read the store.
 

@@ -16,9 +16,7 @@ Place = tuple[str, str]  # a watched model and a device
 
 
 def model_reports(
-    watched: Sequence[WatchStatus],
-    again: Sequence[JobRequest],
-    left_alone: Sequence[LeftAlone],
+    watched: Sequence[WatchStatus], again: Sequence[JobRequest], left_alone: Sequence[LeftAlone]
 ) -> list[dict[str, Any]]:
     """Return for each watched model on each device how many problems are in each state, as JSON.
 

@@ -45,10 +45,7 @@ def waiting(what: str) -> Iterator[None]:
 
 
 def run_all(
-    requests: Sequence[Request],
-    record: Path | None,
-    as_json: bool,
-    cluster: Path | None = None,
+    requests: Sequence[Request], record: Path | None, as_json: bool, cluster: Path | None = None
 ) -> None:
     """Run requests one after the other on the same processes, and print their reports.
 

@@ -234,11 +234,7 @@ class GemmModel:
     """
 
     def __init__(
-        self,
-        device: Device,
-        dtype: Dtype,
-        rescales: int,
-        constants: Constants = Constants(),
+        self, device: Device, dtype: Dtype, rescales: int, constants: Constants = Constants()
     ) -> None:
         self._device = device
         self._dtype = dtype

@@ -42,10 +42,7 @@ class _Finder(MetaPathFinder):
         self._name, self._hook = name, hook
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != self._name:
             return None

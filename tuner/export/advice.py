@@ -277,11 +277,7 @@ def _flags(
 
 
 def _needed(
-    runs: Runs,
-    problem: Problem,
-    device: Device,
-    engine: tuple[str, str],
-    flags: Mapping[str, str],
+    runs: Runs, problem: Problem, device: Device, engine: tuple[str, str], flags: Mapping[str, str]
 ) -> Mapping[str, str]:
     """Return the flags that change the kernel to Triton, for this problem alone if possible.
 

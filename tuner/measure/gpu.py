@@ -26,10 +26,7 @@ class GpuBench:
     """A `Bench` on a GPU."""
 
     def __init__(
-        self,
-        compiler: KernelCompiler,
-        worker: GpuWorker,
-        points: Collection[Point] | None = None,
+        self, compiler: KernelCompiler, worker: GpuWorker, points: Collection[Point] | None = None
     ) -> None:
         """Take the points to measure (default: all). Others' candidates are only compiled."""
         self._compiler = compiler

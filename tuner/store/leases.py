@@ -219,10 +219,7 @@ class Leases(Queries):
             return give_back(connection, row, now, reason, delay)
 
     def release(
-        self,
-        lease: Lease,
-        reason: str = "the worker stopped",
-        delay: timedelta = timedelta(0),
+        self, lease: Lease, reason: str = "the worker stopped", delay: timedelta = timedelta(0)
     ) -> None:
         """Give the job back without counting the attempt. It can be claimed again after `delay`."""
         with self._write() as connection:

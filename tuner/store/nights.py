@@ -172,10 +172,7 @@ class NightStore(Queries):
         return None if row is None else Night(*row)
 
     def nights(
-        self,
-        schedule: str | None = None,
-        after: tuple[date, int] | None = None,
-        limit: int = 50,
+        self, schedule: str | None = None, after: tuple[date, int] | None = None, limit: int = 50
     ) -> Sequence[Night]:
         """Return a page of nights, the newest first; `after` is the last page's last (date, id)."""
         query = _newest(_columns(nightly_runs, Night), after, limit)

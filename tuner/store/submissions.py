@@ -133,11 +133,7 @@ def _answers_best(row: Mapping[Any, Any]) -> tuple[bool, datetime]:
 
 
 def _add_or_lock(
-    connection: Connection,
-    wanted: Mapping[str, Asked],
-    client: str,
-    now: datetime,
-    unmet: Unmet,
+    connection: Connection, wanted: Mapping[str, Asked], client: str, now: datetime, unmet: Unmet
 ) -> tuple[dict[str, Job], dict[str, Job]]:
     """Add the jobs that have no unfinished equal; lock the equals of the others. Return both.
 
@@ -179,9 +175,7 @@ def _unfinished(connection: Connection, keys: Sequence[str]) -> dict[str, Job]:
 _ADD_EVENTS = insert(job_events)
 
 
-def _addition(
-    insertion: postgresql.Insert | sqlite.Insert,
-) -> ReturningInsert[tuple[str]]:
+def _addition(insertion: postgresql.Insert | sqlite.Insert) -> ReturningInsert[tuple[str]]:
     # DO NOTHING would lock no job that is there. With a condition that is never true, DO UPDATE
     # locks the job, changes nothing and does not return its id.
     return insertion.on_conflict_do_update(

@@ -96,10 +96,7 @@ def _labels(key: Key) -> tuple[str, str]:
     return f"{key.concurrency or 'any'}{running}{rate}", tokens
 
 
-def _cells(
-    row: Mapping[str, Spread],
-    names: Sequence[str],
-) -> list[str]:
+def _cells(row: Mapping[str, Spread], names: Sequence[str]) -> list[str]:
     return [f"{row[name].median:,.2f}" if name in row else "-" for name in names]
 
 

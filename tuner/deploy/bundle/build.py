@@ -280,10 +280,7 @@ def _check_files(expected: Expected) -> dict[str, BundleFile]:
 
 
 def _launch_files(
-    cluster: Cluster,
-    environments: Sequence[dict[str, str]],
-    name: str,
-    pointers: Sequence[str],
+    cluster: Cluster, environments: Sequence[dict[str, str]], name: str, pointers: Sequence[str]
 ) -> dict[str, BundleFile]:
     files: dict[str, BundleFile] = {}
     inside = cluster.in_container()
@@ -334,11 +331,7 @@ def _origins(folder: ConfigFolder, engine: Engine) -> dict[str, str]:
     return origins
 
 
-def _notes(
-    cluster: Cluster,
-    engine: Engine,
-    statuses: dict[str, int],
-) -> list[str]:
+def _notes(cluster: Cluster, engine: Engine, statuses: dict[str, int]) -> list[str]:
     notes = _flag_notes(cluster, engine)
     if cluster.engine.release not in ("", engine.version):
         notes.append(

@@ -45,11 +45,7 @@ def no_manifest_reason(cluster: Cluster, environments: Sequence[Mapping[str, str
 
 
 def lws_manifest(
-    cluster: Cluster,
-    environment: Mapping[str, str],
-    folder: str,
-    *,
-    pointers: Sequence[str],
+    cluster: Cluster, environment: Mapping[str, str], folder: str, *, pointers: Sequence[str]
 ) -> str:
     """Return the manifest; `folder` is the bundle's path on every node.
 

@@ -80,10 +80,7 @@ _SYSFS_GLOBS = (
 
 
 def capture(
-    folder: Path,
-    image: str = "",
-    config_dir: str = "",
-    root: Path = Path("/"),
+    folder: Path, image: str = "", config_dir: str = "", root: Path = Path("/")
 ) -> list[str]:
     """Run the commands and store their outputs under `folder`.
 

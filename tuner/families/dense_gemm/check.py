@@ -122,11 +122,7 @@ def _group_of_file(path: Path, gemm: GemmEngine, device: Device) -> CheckGroup[D
 
 
 def _group_of_problem(
-    problem: DenseGemm,
-    gemm: GemmEngine,
-    device: Device,
-    engine: Engine,
-    flags: Mapping[str, str],
+    problem: DenseGemm, gemm: GemmEngine, device: Device, engine: Engine, flags: Mapping[str, str]
 ) -> CheckGroup[DenseGemm]:
     """Return the file that the engine ships for the problem, else its default.
 
@@ -146,11 +142,7 @@ def _group_of_problem(
 
 
 def _group(
-    name: str,
-    problem: DenseGemm,
-    entries: Mapping[int, Config],
-    gemm: GemmEngine,
-    device: Device,
+    name: str, problem: DenseGemm, entries: Mapping[int, Config], gemm: GemmEngine, device: Device
 ) -> CheckGroup[DenseGemm]:
     target = device.target
     kernels = gemm.lift(target.platform)

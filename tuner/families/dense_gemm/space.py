@@ -268,10 +268,7 @@ def _problem_distance(key: GemmFileKey, problem: DenseGemm) -> float:
 
 
 def find_baselines(
-    engine: GemmEngine,
-    problem: DenseGemm,
-    device: Device,
-    batch_sizes: Iterable[int],
+    engine: GemmEngine, problem: DenseGemm, device: Device, batch_sizes: Iterable[int]
 ) -> Baselines:
     """Return the baselines at the sizes that a file must hold, and at `batch_sizes`."""
     keys = engine.entries(problem, device)
