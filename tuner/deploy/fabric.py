@@ -31,7 +31,9 @@ TURNS = 20
 
 
 def device_rate(folder: Path) -> tuple[float, float | None]:
-    """Return (GB/s of the port, GB/s of its PCIe link or None) of a /sys/class/infiniband entry."""
+    """Return (GB/s of the port, GB/s of the card's PCIe link or None) of a /sys/class/infiniband
+    entry.
+    """
     rate = _word(folder / "ports/1/rate").split(" ")[0]
     port = float(rate) / 8 * PORT_PAYLOAD if re.fullmatch(r"[0-9]+(\.[0-9]+)?", rate) else 0.0
     speed = LANE.get(_word(folder / "device/current_link_speed").split(" ")[0])
@@ -61,12 +63,16 @@ def expectations(root: Path, asked: str) -> dict[str, float]:
 
 
 def wanted_rate(expected: dict[str, float], device: str) -> float:
-    """Return the GB/s that a device should carry; a port at less than half of it is no rail."""
+    """Return the GB/s that a device should carry: a port at less than half of the others' rate is
+    no rail.
+    """
     return max(expected[device], max(expected.values()) / 2)
 
 
 def written(text: str) -> float | None:
-    """Return the average GB/s in the output of `ib_write_bw --report_gbits`; None without any."""
+    """Return the average GB/s in the output of `ib_write_bw --report_gbits`; None without a
+    result.
+    """
     rows = re.findall(r"^\s*[0-9]+\s+[0-9]+\s+[0-9.]+\s+([0-9.]+)\s+[0-9.]+", text, re.MULTILINE)
     return float(rows[-1]) / 8 if rows else None
 
@@ -152,7 +158,9 @@ def all_reduce(expected: dict[str, float], options: argparse.Namespace) -> int:
 
 
 def _bus_bandwidth(dist: Any, torch: Any, data: Any, ranks: int) -> float:
-    """Return the GB/s on each link of a ring: 2 (n - 1) / n of the bytes, as in nccl-tests."""
+    """Return the GB/s on each link of a ring: 2 (n - 1) / n of the bytes, as nccl-tests count
+    it.
+    """
     wait = torch.cuda.synchronize if data.is_cuda else dist.barrier
     wait()
     start = time.perf_counter()

@@ -146,7 +146,9 @@ def _unread(node: Node) -> Iterator[Finding]:
 def _propose(
     node: Node, links: NodeLinks, expected: Expected | None, *, sockets: bool
 ) -> dict[str, str]:
-    """Return the environment that follows from the capture. `sockets`: no node has RDMA."""
+    """Return the environment that follows from the capture. `sockets`: no node has an RDMA
+    device.
+    """
     proposed = {}
     expected_node = expected.node(node.name) if expected else None
     leave_out: list[str] = []

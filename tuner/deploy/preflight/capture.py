@@ -80,7 +80,10 @@ _SYSFS_GLOBS = (
 
 
 def capture(
-    folder: Path, image: str = "", config_dir: str = "", root: Path = Path("/")
+    folder: Path,
+    image: str = "",
+    config_dir: str = "",
+    root: Path = Path("/"),
 ) -> list[str]:
     """Run the commands and store their outputs under `folder`.
 
@@ -175,7 +178,9 @@ def _image_id(image: str) -> str:
 
 
 def hash_folder(folder: Path) -> str:
-    """Return the sha256 of names and contents of all files below `folder`, ordered by name."""
+    """Return the sha256 of the names and contents of all files below `folder`, in the order of
+    names.
+    """
     digest = hashlib.sha256()
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -262,7 +267,9 @@ def _read(path: Path) -> str:
 
 
 def _looked_for_rdma(folder: Path) -> bool:
-    """Say whether the capture looked at /sys/class/infiniband, so that it saw all devices."""
+    """Say whether the capture looked at /sys/class/infiniband, so that an unseen device does not
+    exist.
+    """
     try:
         value = json.loads(_read(folder / "capture.json") or "null")
         return value["notes"]["sys"] in ("ok", "absent")

@@ -117,7 +117,9 @@ def _device_counts(nodes: Sequence[tuple[Node, NodeLinks]]) -> Iterator[Finding]
 
 
 def _rates(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Yield a finding for each node whose device is slower than the same device of others."""
+    """Yield a finding for each node with a device that is slower than the same device of other
+    nodes.
+    """
     fastest: dict[str, int] = {}
     up = {node.name: up_devices(node) for node in nodes}
     for node in nodes:

@@ -114,7 +114,9 @@ def check_topology(node: Node, links: NodeLinks) -> Iterator[Finding]:
 
 
 def _named(node: Node, links: NodeLinks) -> Card:
-    """Return the devices for collectives, and far devices; the topology's if none are named."""
+    """Return the devices for collectives, and far devices; the topology's if nothing else names
+    any.
+    """
     devices = links.compute or node.topology.nics
     return tuple(d for d in devices if links.left_out.get(d, FAR) == FAR)
 

@@ -37,6 +37,11 @@ PLUGINS = {
 }
 
 
+def merged_environment(node: Node, expected: ExpectedNode | None) -> dict[str, str]:
+    """Return the variables of a launch: values of the cluster file override captured values."""
+    return {**node.environment, **(expected.environment if expected else {})}
+
+
 def check_network(node: Node, links: NodeLinks, expected: Expected | None) -> Iterator[Finding]:
     """Yield every finding about the node's addresses and ports."""
     expected_node = expected.node(node.name) if expected else None
@@ -46,7 +51,7 @@ def check_network(node: Node, links: NodeLinks, expected: Expected | None) -> It
             f"the management interface is not known: {links.reason}",
             "capture `ip -j addr` and `ip -j route` too, or name the interface in the cluster file",
         )
-    environment = {**node.environment, **(expected_node.environment if expected_node else {})}
+    environment = merged_environment(node, expected_node)
     yield from _named_interfaces(node, links, expected_node, environment)
     yield from _named_devices(node, environment)
     yield from _gid_index(node, links, environment)
@@ -136,7 +141,9 @@ def check_left_out(
 
 
 def _is_named(device: str, value: str) -> bool:
-    """Say whether NCCL uses a device by NCCL_IB_HCA: a prefix, except after `=`; `^` excludes."""
+    """Say whether NCCL uses a device by NCCL_IB_HCA: names are prefixes, except after `=`; `^`
+    excludes.
+    """
     names = [item.partition(":")[0] for item in value.lstrip("^=").split(",") if item]
     exact = value.lstrip("^").startswith("=")
     found = any(device == name if exact else device.startswith(name) for name in names)
@@ -195,7 +202,9 @@ def _fault(value: str, held: dict[ipaddress.IPv4Address | ipaddress.IPv6Address,
 
 
 def _implicit(node: Node, links: NodeLinks, fix: str) -> Iterator[Finding]:
-    """Check the address that the engine announces without a variable, from name and routes."""
+    """Check the address that the engine would announce without a variable, from its name and
+    routes.
+    """
     first = node.hostname_addresses[0] if node.hostname_addresses else ""
     if first and ipaddress.ip_address(first).is_loopback:
         yield node.warning(

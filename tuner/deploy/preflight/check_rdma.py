@@ -209,7 +209,9 @@ def _fix_gids(node: Node, bare: list[str]) -> str:
 
 
 def _slow_rails(node: Node, links: NodeLinks) -> Iterator[Finding]:
-    """Yield a finding on slow devices. The slowest sets the pace: rails wait for each other."""
+    """Yield a finding on slow devices. The slowest sets the pace of all: each rail waits for the
+    others.
+    """
     rates = {device: rate for device in links.usable if (rate := rate_of(node, device))}
     fastest = max(rates.values(), default=0)
     slow = [device for device, rate in rates.items() if rate < fastest]

@@ -154,7 +154,9 @@ def _by_link(node: Node, choice: Choice, up: Collection[str]) -> None:
 
 
 def _sole_near(node: Node, devices: Iterable[str], others: Collection[str]) -> list[str]:
-    """Return devices near a GPU that has no other near: these are rails, whatever they carry."""
+    """Return devices near a GPU that has none of the others near: these are rails, whatever they
+    carry.
+    """
     near = node.topology.near
     bare = [gpu for gpu in node.topology.gpus if not any(near(gpu, other) for other in others)]
     return [device for device in devices if any(near(gpu, device) for gpu in bare)]

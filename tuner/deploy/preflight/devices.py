@@ -32,7 +32,9 @@ def card_of(node: Node, device: str) -> tuple[str, ...]:
 
 
 def _places(node: Node) -> dict[str, str]:
-    """Return each device's PCI slot, or the part of its interface's name that stands for it."""
+    """Return each device's PCI slot, or the part of its interface's name that stands for the
+    slot.
+    """
     found: dict[str, str] = {}
     interfaces = {d.device: d.interface for d in node.devices}
     interfaces.update({g.device: g.interface for g in node.gids if g.interface})
@@ -131,6 +133,8 @@ def is_global_ipv6(gid: Gid) -> bool:
 
 
 def gid_indexes(node: Node, device: str, *, ipv6: bool = False) -> tuple[int, ...]:
-    """Return the indexes of a device's RoCE v2 entries with an IPv4 or a global IPv6 address."""
+    """Return the indexes of a device's RoCE v2 entries with an IPv4 address, or a global IPv6
+    address.
+    """
     mine = (g for g in node.gids if g.device == device and g.version == "v2")
     return tuple(sorted({g.index for g in mine if (is_global_ipv6(g) if ipv6 else g.ipv4)}))

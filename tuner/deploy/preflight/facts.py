@@ -1,4 +1,7 @@
-"""Hold a node's facts, which parsers make, and the findings that checks make of them."""
+"""Hold facts about a node, and findings about it, as plain data.
+
+Parsers make the facts, and checks turn them into findings.
+"""
 
 from __future__ import annotations
 

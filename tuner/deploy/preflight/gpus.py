@@ -66,7 +66,9 @@ def parse_nvidia_smi(text: str) -> tuple[NodeGpu, ...]:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield (bus id, "section/section/key" -> value) for each GPU; sections are indented."""
+    """Yield (bus id, "section/section/key" -> value) for each GPU; indentation shows the
+    sections.
+    """
     bus_id = ""
     values: dict[str, str] = {}
     sections: list[tuple[int, str]] = []
@@ -143,7 +145,9 @@ def parse_kernel(
 
 
 def redirecting_bridges(lspci: str) -> tuple[str, ...]:
-    """Return PCI bridges with ACS source validation: traffic below them goes up to the root."""
+    """Return the PCI bridges with ACS source validation, which send traffic between their devices
+    up to the root.
+    """
     found: list[str] = []
     bridge = ""
     for line in lspci.splitlines():

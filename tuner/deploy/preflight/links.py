@@ -1,4 +1,6 @@
-"""Find a node's management interface, RDMA devices for collectives, and their GIDs."""
+"""Find a node's management interface, its RDMA devices for collectives, and the GIDs that they
+use.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ def find_links(node: Node, expected: ExpectedNode | None = None) -> NodeLinks:
 
 
 def _devices_below(node: Node, interface: str) -> list[str]:
-    """Return the RDMA devices that carry an interface, also as a VLAN, bridge or bond.
+    """Return the RDMA devices that carry an interface, also as a VLAN, a bridge or a bond of
+    theirs.
 
     A device whose other port has an address carries more than this interface, and is left out.
     """

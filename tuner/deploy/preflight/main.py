@@ -30,7 +30,9 @@ def parse_nodes(pairs: list[str]) -> dict[str, Path]:
 
 
 def check_here(
-    image: str = "", config_dir: str = "", expected: Expected | None = None
+    image: str = "",
+    config_dir: str = "",
+    expected: Expected | None = None,
 ) -> PreflightResult:
     """Capture this machine into a temporary folder, and check it."""
     with tempfile.TemporaryDirectory() as folder:

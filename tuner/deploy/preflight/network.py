@@ -125,7 +125,9 @@ def parse_rdma_link(text: str) -> tuple[RdmaDevice, ...]:
 def _listed(
     text: str, heading: re.Pattern[str], fields: tuple[str, str, str, str]
 ) -> Iterator[RdmaDevice]:
-    """Yield the ports in `name: value` lines below headings that name a device or count a port."""
+    """Yield the ports in `name: value` lines below headings, which name a device or count a
+    port.
+    """
     device, port = "", 0
     values: dict[str, str] = {}
     for line in [*text.splitlines(), _END]:

@@ -28,7 +28,8 @@ def find_switches(
 ) -> list[PcieSwitch]:
     """Return the switches with a GPU; some may have no RDMA device. Empty if no NIC is near a GPU.
 
-    NVLink hides the PCIe relation of two GPUs, so GPUs near the same NIC count as below one switch.
+    NVLink hides the PCIe relation of two GPUs, so GPUs near the same NIC count as below the same
+    switch.
     """
     nics = [n for n in topology.nics if n in devices]
     if not any(topology.near(g, n, kinds) for g in topology.gpus for n in nics):
