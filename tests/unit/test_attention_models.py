@@ -335,7 +335,7 @@ class TestConfigJson:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"num_attention_heads": 0}, "no num_attention_heads"),
+            ({"num_attention_heads": None}, "no num_attention_heads"),
             ({"num_attention_heads": "32"}, "should be a whole number"),
             ({"num_attention_heads": 1 << 20}, "more than the 4096"),
             ({"hidden_size": 4097}, "do not divide hidden_size 4097"),

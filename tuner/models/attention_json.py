@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tuner.errors import MalformedCheckpoint, MalformedField
@@ -11,6 +11,7 @@ from tuner.models.fields import (
     MAX_SIZE,
     Json,
     architecture_of,
+    count,
     language_fields,
     size,
     torch_dtype,
@@ -24,6 +25,7 @@ _KV_HEADS = (
     *("multi_query_group_num", "num_attention_groups"),
 )
 _HIDDEN = ("hidden_size", "d_model")
+_ROPE = ("qk_rope_head_dim",)  # 0: latent attention without rotary columns, as GLM-5.3-Flash's
 # In the order of sglang's get_context_length.
 _CONTEXT = (
     *("max_sequence_length", "seq_length", "max_seq_len"),
@@ -59,12 +61,12 @@ def attention_shape(config: Json) -> AttentionShape:
     if architecture in _OWN_BACKEND:
         raise MalformedCheckpoint(f"sglang runs {architecture} with attention kernels of its own")
     fields = language_fields(config)
-    latent = size(fields, ("kv_lora_rank",)) or 0
+    latent = count(fields, ("kv_lora_rank",)) or 0
     kinds = [_latent(fields)] if latent else _kinds(fields, architecture)
     return AttentionShape(
         layers=tuple(kinds),
         kv_lora_rank=latent,
-        qk_rope_head_dim=_required(fields, ("qk_rope_head_dim",)) if latent else 0,
+        qk_rope_head_dim=_required(fields, _ROPE, count) if latent else 0,
         logit_cap=_logit_cap(fields, architecture),
         laid_out_for=_laid_out_for(fields, architecture),
         context_length=_context_length(fields),
@@ -93,9 +95,9 @@ def attention_places(
 
 def _latent(fields: Json) -> Layers:
     heads = _heads(fields)
-    nope, rope = (_required(fields, (f"qk_{part}_head_dim",)) for part in ("nope", "rope"))
-    value = _required(fields, ("v_head_dim",))
-    return Layers(heads, heads, nope + rope, value, count=count_layers(fields, 1)[0])
+    nope, value = _required(fields, ("qk_nope_head_dim",)), _required(fields, ("v_head_dim",))
+    columns = nope + _required(fields, _ROPE, count)
+    return Layers(heads, heads, columns, value, count=count_layers(fields, 1)[0])
 
 
 def _kinds(fields: Json, architecture: str) -> list[Layers]:
@@ -130,7 +132,8 @@ def _base(fields: Json) -> Layers:
     nested = size(inner, _KV_HEADS) if isinstance(inner, Mapping) else None
     kv_heads = nested or size(fields, _KV_HEADS) or heads
     head_dim = size(fields, ("head_dim",)) or _divided(_required(fields, _HIDDEN), heads)
-    return Layers(heads, kv_heads, head_dim, size(fields, ("v_head_dim",)) or head_dim)
+    # 0 is no size of its own, as null: ModelConfig of sglang's srt/configs/model_config.py.
+    return Layers(heads, kv_heads, head_dim, count(fields, ("v_head_dim",)) or head_dim)
 
 
 def _heads(fields: Json) -> int:
@@ -146,7 +149,7 @@ def _sliding_of_mimo(fields: Json, layers: Layers) -> Layers:
         q_heads=size(fields, ("swa_num_attention_heads",)) or layers.q_heads,
         kv_heads=size(fields, ("swa_num_key_value_heads",)) or layers.kv_heads,
         head_dim=size(fields, ("swa_head_dim",)) or layers.head_dim,
-        v_head_dim=size(fields, ("swa_v_head_dim", "swa_head_dim")) or layers.v_head_dim,
+        v_head_dim=size(fields, ("swa_v_head_dim", "swa_head_dim")) or layers.head_dim,
         sinks=bool(fields.get("add_swa_attention_sink_bias")),
     )
 
@@ -181,7 +184,7 @@ def _logit_cap(fields: Json, architecture: str) -> float:
 
 
 def _context_length(fields: Json) -> int:
-    length = size(fields, _CONTEXT) or 0
+    length = count(fields, _CONTEXT) or 0
     scaling = fields.get("rope_scaling") or fields.get("rope_parameters")
     if not isinstance(scaling, Mapping) or "original_max_position_embeddings" in scaling:
         return length
@@ -191,9 +194,13 @@ def _context_length(fields: Json) -> int:
     return length if scaling.get("rope_type") == "llama3" else int(factor * length)
 
 
-def _required(fields: Json, names: tuple[str, ...]) -> int:
-    found = size(fields, names)
-    if not found:
+def _required(
+    fields: Json,
+    names: tuple[str, ...],
+    read: Callable[[Json, tuple[str, ...]], int | None] = size,
+) -> int:
+    found = read(fields, names)
+    if found is None:
         raise MalformedCheckpoint(f"its attention has no {names[0]}")
     return found
 
