@@ -16,7 +16,7 @@ from tuner.models.fields import (
     size,
     torch_dtype,
 )
-from tuner.models.layer_counts import count_layers, place_layers
+from tuner.models.layer_counts import count_layers, own_attention, place_layers
 from tuner.problems.dtypes import Dtype
 
 _Q_HEADS = ("num_attention_heads", "n_heads", "n_head")
@@ -52,13 +52,20 @@ _GROK = ("Grok1ForCausalLM", "Grok1ModelForCausalLM")
 _CAPPED = {**dict.fromkeys(_GROK, 30.0), "Gemma2ForCausalLM": 0.0}
 _MAX_CAP = 1000
 _MAX_HEADS = 4096
-_OWN_BACKEND = ("DeepseekV4ForCausalLM",)
+_OWN_BACKEND = "DeepseekV4"  # how the names of its classes begin
+# Columns of a head if config.json does not name them: the defaults of transformers' classes. Other
+# classes divide hidden_size by the heads.
+_HEAD_DIM = {
+    **dict.fromkeys((*_GEMMA, *_GEMMA4), 256),
+    **dict.fromkeys(("Qwen3ForCausalLM", "Glm4ForCausalLM"), 128),
+    "GptOssForCausalLM": 64,
+}
 
 
 def attention_shape(config: Json) -> AttentionShape:
     """Return the attention of a config.json. Raises MalformedCheckpoint."""
     architecture = architecture_of(config)
-    if architecture in _OWN_BACKEND:
+    if architecture.startswith(_OWN_BACKEND):
         raise MalformedCheckpoint(f"sglang runs {architecture} with attention kernels of its own")
     fields = language_fields(config)
     latent = count(fields, ("kv_lora_rank",)) or 0
@@ -104,7 +111,7 @@ def _kinds(fields: Json, architecture: str) -> list[Layers]:
     """Return the layers without a window, then the layers with a window, if the model has such
     layers.
     """
-    full = _base(fields)
+    full = _base(fields, architecture)
     seeing_all, sliding = count_layers(fields, _FULL_EVERY.get(architecture, 1))
     if architecture not in WINDOWED:
         if sliding:
@@ -126,14 +133,22 @@ def _kinds(fields: Json, architecture: str) -> list[Layers]:
     return [kind for kind in kinds if kind.count or not (seeing_all or sliding)]
 
 
-def _base(fields: Json) -> Layers:
+def _base(fields: Json, architecture: str) -> Layers:
     heads = _heads(fields)
     inner = fields.get("attn_config")  # DBRX
     nested = size(inner, _KV_HEADS) if isinstance(inner, Mapping) else None
-    kv_heads = nested or size(fields, _KV_HEADS) or heads
-    head_dim = size(fields, ("head_dim",)) or _divided(_required(fields, _HIDDEN), heads)
+    kv_heads = nested or size(fields, _KV_HEADS) or heads // _group(fields)
+    head_dim = size(fields, ("head_dim",)) or _HEAD_DIM.get(architecture)
+    head_dim = head_dim or _divided(_required(fields, _HIDDEN), heads)
     # 0 is no size of its own, as null: ModelConfig of sglang's srt/configs/model_config.py.
     return Layers(heads, kv_heads, head_dim, count(fields, ("v_head_dim",)) or head_dim)
+
+
+def _group(fields: Json) -> int:
+    """Return how many query heads share a key head, if layers say it (nemotron_nas.py); else 1."""
+    name = "n_heads_in_group"
+    listed = [one.get(name) for one in own_attention(fields).values()]
+    return size({name: listed or None}, (name,)) or 1
 
 
 def _heads(fields: Json) -> int:

@@ -13,7 +13,7 @@ from tuner.models.fields import Json, count, size
 LAYERS = ("num_hidden_layers", "n_layers", "num_layers")
 PATTERN = "hybrid_override_pattern"  # Nemotron H: a letter for each layer
 # Llama 4 has chunks, which the engines' Triton kernels do not know.
-_FULL = ("full_attention", "attention", "chunked_attention")
+_FULL = ("full_attention", "attention", "chunked_attention", "deepseek_sparse_attention")
 _SLIDING = "sliding_attention"
 _MAX_LAYERS = 10_000
 
@@ -65,8 +65,21 @@ def _full_every(fields: Json, usual: int) -> int:
     return usual if period is None else period or 1  # 0: EXAONE 4 without a window
 
 
+def own_attention(fields: Json) -> dict[int, Json]:
+    """Return the settings of attention that layers have of their own, by a layer's number (DeciLM).
+
+    Layers without attention are not among them. The answer is empty for other models.
+    """
+    blocks = fields.get("block_configs")
+    listed = enumerate(blocks) if isinstance(blocks, list) else ()
+    found = {at: block.get("attention") for at, block in listed if isinstance(block, Mapping)}
+    return {at: x for at, x in found.items() if isinstance(x, Mapping) and not x.get("no_op")}
+
+
 def _listed(fields: Json) -> Places | None:
     """Return the attention layers among layers of linear attention, if a field lists them."""
+    if own := own_attention(fields):
+        return [*own]
     kinds = fields.get("attn_type_list")  # MiniMax-M1: 0 for lightning attention
     if isinstance(kinds, list):
         return _at(kinds, (1,))
