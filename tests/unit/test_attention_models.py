@@ -260,7 +260,17 @@ class TestConfigJson:
 
     def test_float16_weights_have_float16_attention(self):
         assert attention_shape(config(torch_dtype="float16")).dtype is Dtype.FLOAT16
-        assert attention_shape(config(torch_dtype="float32")).dtype is Dtype.BFLOAT16
+        assert attention_shape(config(torch_dtype="bfloat16")).dtype is Dtype.BFLOAT16
+
+    @pytest.mark.parametrize("named", ["float32", None])  # None: as MiniMax-M2.5's config.json
+    def test_sglang_runs_float32_and_what_is_not_named_in_float16(self, named):
+        for architecture, dtype in (
+            ("Qwen3ForCausalLM", Dtype.FLOAT16),
+            ("Gemma2ForCausalLM", Dtype.BFLOAT16),
+            ("GptOssForCausalLM", Dtype.BFLOAT16),
+        ):
+            fields = config(architectures=[architecture], torch_dtype=named, sliding_window=9)
+            assert attention_shape(fields).dtype is dtype
 
     @pytest.mark.parametrize(
         ("architecture", "changes", "windows"),
@@ -314,7 +324,7 @@ class TestConfigJson:
         assert attention_places(fields, "Qwen3ForCausalLM", shape) == (places,)
 
     def test_layers_may_have_settings_of_their_own(self):
-        """Nemotron Super 49B: some layers have no attention, the others 8 query heads a key head."""
+        """Nemotron Super 49B: some layers have no attention, others a key head for 8 heads."""
         own = [{"attention": {"no_op": at == 1, "n_heads_in_group": 8}} for at in range(4)]
         fields = config(architectures=["DeciLMForCausalLM"], num_key_value_heads=None)
         (found,) = attention_shape(fields | {"block_configs": own}).layers

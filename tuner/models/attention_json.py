@@ -77,8 +77,20 @@ def attention_shape(config: Json) -> AttentionShape:
         logit_cap=_logit_cap(fields, architecture),
         laid_out_for=_laid_out_for(fields, architecture),
         context_length=_context_length(fields),
-        dtype=Dtype.FLOAT16 if torch_dtype(fields) == "float16" else Dtype.BFLOAT16,
+        dtype=_dtype(fields, architecture),
     )
+
+
+def _dtype(fields: Json, architecture: str) -> Dtype:
+    """Return the type that a server runs if no --dtype is given.
+
+    Source: `_get_and_verify_dtype` of sglang's srt/configs/model_config.py; the override of gpt-oss
+    is beside its backend's.
+    """
+    stored = torch_dtype(fields)
+    if stored in (None, "float32") and not architecture.startswith(("Gemma", "GptOss")):
+        return Dtype.FLOAT16
+    return Dtype.FLOAT16 if stored == "float16" else Dtype.BFLOAT16
 
 
 def _laid_out_for(fields: Json, architecture: str) -> int:
