@@ -125,7 +125,10 @@ def test_no_shared_experts_have_no_columns():
 
 
 def test_models_without_experts_or_dense_layers_say_so_with_0():
-    assert type(read({}, num_experts=0).unread["experts"]) is LacksLayers
+    for experts in (0, 1):
+        assert type(read({}, num_experts=experts).unread["experts"]) is LacksLayers
+        dense = read(LATENT, num_experts=experts).linears.layers
+        assert {layer.count for layer in dense if layer.name.startswith("mlp.")} == {4}
     whole = read(LATENT, first_k_dense_replace=0)
     names = {layer.name for layer in whole.linears.layers}
     assert not any(name.startswith("mlp.") for name in names)

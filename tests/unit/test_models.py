@@ -254,6 +254,7 @@ class TestConfigJson:
         "words",
         [
             {"num_experts": 0},
+            {"num_experts": 1, "num_experts_per_tok": 1, "architectures": ["JambaForCausalLM"]},
             {
                 "num_experts": None,
                 "num_experts_per_tok": None,

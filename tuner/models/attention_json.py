@@ -57,7 +57,7 @@ _OWN_BACKEND = "DeepseekV4"  # how the names of its classes begin
 # classes divide hidden_size by the heads.
 _HEAD_DIM = {
     **dict.fromkeys((*_GEMMA, *_GEMMA4), 256),
-    **dict.fromkeys(("Qwen3ForCausalLM", "Glm4ForCausalLM"), 128),
+    **dict.fromkeys(("Qwen3ForCausalLM", "Glm4ForCausalLM", "NemotronHForCausalLM"), 128),
     "GptOssForCausalLM": 64,
 }
 

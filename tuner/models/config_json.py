@@ -16,6 +16,7 @@ from tuner.models.expert_fields import (
     HIDDEN,
     INTERMEDIATE,
     TOP_K,
+    has_experts,
     shared_experts,
 )
 from tuner.models.fields import (
@@ -132,10 +133,10 @@ def _text_experts(fields: Json, architecture: str) -> tuple[Json, int]:
 
 def _require_count(fields: Json, architecture: str) -> None:
     """Raise LacksLayers if the model has no experts, MalformedCheckpoint if that is not known."""
-    experts = count(fields, EXPERTS)
-    if experts:
+    if has_experts(fields):
         return
-    none_of = f"none of {', '.join(EXPERTS)}"
+    experts = count(fields, EXPERTS)
+    none_of = f"none of {', '.join(EXPERTS)}{'' if experts is None else ' is more than 1'}"
     if experts is None and ("moe" in architecture.lower() or count(fields, TOP_K)):
         raise MalformedCheckpoint(f"it does not say how many experts there are ({none_of})")
     raise LacksLayers(f"{architecture} has no experts ({none_of}): not a mixture-of-experts model")

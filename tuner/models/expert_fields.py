@@ -25,6 +25,13 @@ _WIDTH_OF_ALL = (
 _SHARED_BY_DESIGN = {"Llama4ForConditionalGeneration": 1, "Llama4ForCausalLM": 1}
 
 
+def has_experts(fields: Json) -> bool:
+    """Say whether the model has several experts: of one, engines make a dense MLP (jamba.py,
+    hunyuan.py, bailing_moe_v3.py). Raises MalformedCheckpoint.
+    """
+    return (count(fields, EXPERTS) or 0) > 1
+
+
 def shared_experts(fields: Json, architecture: str) -> tuple[int, int]:
     """Return (number of shared experts, columns of all of them together).
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from tuner.errors import MalformedCheckpoint
 from tuner.models.attention import AttentionShape
 from tuner.models.attention_json import attention_places, attention_shape
-from tuner.models.expert_fields import EXPERTS, shared_experts
+from tuner.models.expert_fields import has_experts, shared_experts
 from tuner.models.fields import (
     Json,
     architecture_of,
@@ -68,7 +68,7 @@ _DENSE = ("intermediate_size_mlp", "intermediate_size")  # Llama 4 has both
 
 
 def _dense_places(fields: Json, architecture: str, total: int) -> Sequence[int]:
-    if not count(fields, EXPERTS):
+    if not has_experts(fields):
         return range(total)
     each = fields.get("moe_layer_freq")
     if isinstance(each, list):  # mimo_v2.py, is_moe_layer
