@@ -329,9 +329,11 @@ class TestConfigJson:
         fields = config(architectures=["DeciLMForCausalLM"], num_key_value_heads=None)
         (found,) = attention_shape(fields | {"block_configs": own}).layers
         assert (found.kv_heads, found.count) == (4, 3)
-        own[0]["attention"]["n_heads_in_group"] = 4
-        with pytest.raises(MalformedCheckpoint, match="n_heads_in_group differs between layers"):
-            attention_shape(fields | {"block_configs": own})
+        for groups, words in (((4, 8), "differs between layers"), ((24, 24), "does not divide 32")):
+            own[0]["attention"]["n_heads_in_group"], own[2:] = groups[0], []
+            own[1]["attention"] = {"n_heads_in_group": groups[1]}
+            with pytest.raises(MalformedCheckpoint, match=f"n_heads_in_group.* {words}"):
+                attention_shape(fields | {"block_configs": own})
 
     def test_a_class_may_have_its_own_columns_of_a_head(self):
         """As Gemma 3 12B's config.json, which does not name them: 3840 columns and 16 heads."""
@@ -379,6 +381,7 @@ class TestConfigJson:
             ({"architectures": ["GptOssForCausalLM"], "sliding_window": 1}, "more than 1, not 1"),
             ({"layer_types": ["sliding_attention", "full_attention"]}, "sliding layers"),
             ({"architectures": ["DeepseekV4ForCausalLM"]}, "attention kernels of its own"),
+            ({"architectures": ["HYV4ForCausalLM"]}, "attention kernels of its own"),
             (
                 {"architectures": ["Grok1ForCausalLM"], "attn_logit_softcapping": 1e300},
                 "should be a number",

@@ -25,7 +25,7 @@ _KV_HEADS = (
     *("multi_query_group_num", "num_attention_groups"),
 )
 _HIDDEN = ("hidden_size", "d_model")
-_ROPE = ("qk_rope_head_dim",)  # 0: latent attention without rotary columns, as GLM-5.3-Flash's
+_ROPE = ("qk_rope_head_dim",)  # 0: latent attention without rotary columns (bailing_moe_v3.py)
 # In the order of sglang's get_context_length.
 _CONTEXT = (
     *("max_sequence_length", "seq_length", "max_seq_len"),
@@ -52,12 +52,15 @@ _GROK = ("Grok1ForCausalLM", "Grok1ModelForCausalLM")
 _CAPPED = {**dict.fromkeys(_GROK, 30.0), "Gemma2ForCausalLM": 0.0}
 _MAX_CAP = 1000
 _MAX_HEADS = 4096
-_OWN_BACKEND = "DeepseekV4"  # how the names of its classes begin
+_OWN_BACKEND = ("DeepseekV4", "Glm5Next", "HYV4")  # how the classes' names begin
 # Columns of a head if config.json does not name them: the defaults of transformers' classes. Other
 # classes divide hidden_size by the heads.
 _HEAD_DIM = {
-    **dict.fromkeys((*_GEMMA, *_GEMMA4), 256),
-    **dict.fromkeys(("Qwen3ForCausalLM", "Glm4ForCausalLM", "NemotronHForCausalLM"), 128),
+    **dict.fromkeys((*_GEMMA, *_GEMMA4, "Qwen3NextForCausalLM"), 256),
+    **dict.fromkeys((f"Qwen3_5{x}ForConditionalGeneration" for x in ("", "Moe")), 256),
+    **dict.fromkeys(("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration"), 128),
+    **dict.fromkeys(("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), 128),
+    **dict.fromkeys(("Glm4ForCausalLM", "NemotronHForCausalLM"), 128),
     "GptOssForCausalLM": 64,
 }
 
@@ -84,8 +87,8 @@ def attention_shape(config: Json) -> AttentionShape:
 def _dtype(fields: Json, architecture: str) -> Dtype:
     """Return the type that a server runs if no --dtype is given.
 
-    Source: `_get_and_verify_dtype` of sglang's srt/configs/model_config.py; the override of gpt-oss
-    is beside its backend's.
+    Source: `_get_and_verify_dtype` of sglang's srt/configs/model_config.py. Servers of gpt-oss
+    override it.
     """
     stored = torch_dtype(fields)
     if stored in (None, "float32") and not architecture.startswith(("Gemma", "GptOss")):
@@ -149,18 +152,21 @@ def _base(fields: Json, architecture: str) -> Layers:
     heads = _heads(fields)
     inner = fields.get("attn_config")  # DBRX
     nested = size(inner, _KV_HEADS) if isinstance(inner, Mapping) else None
-    kv_heads = nested or size(fields, _KV_HEADS) or heads // _group(fields)
+    kv_heads = nested or size(fields, _KV_HEADS) or heads // _group(fields, heads)
     head_dim = size(fields, ("head_dim",)) or _HEAD_DIM.get(architecture)
     head_dim = head_dim or _divided(_required(fields, _HIDDEN), heads)
     # 0 is no size of its own, as null: ModelConfig of sglang's srt/configs/model_config.py.
     return Layers(heads, kv_heads, head_dim, count(fields, ("v_head_dim",)) or head_dim)
 
 
-def _group(fields: Json) -> int:
+def _group(fields: Json, heads: int) -> int:
     """Return how many query heads share a key head, if layers say it (nemotron_nas.py); else 1."""
     name = "n_heads_in_group"
     listed = [one.get(name) for one in own_attention(fields).values()]
-    return size({name: listed or None}, (name,)) or 1
+    group = size({name: listed or None}, (name,)) or 1
+    if heads % group:
+        raise MalformedCheckpoint(f"{name} {group} does not divide {heads} query heads")
+    return group
 
 
 def _heads(fields: Json) -> int:
