@@ -143,7 +143,7 @@ def problems(model: Model, serving: Serving) -> Resolved:
 
 # The least share of a model's layers that have experts. The first layers are often dense, and every
 # second layer of Llama 4 Maverick is.
-_LEAST_SHARE = {"Llama4ForConditionalGeneration": 0.5}
+_LEAST_SHARE = dict.fromkeys(("Llama4ForConditionalGeneration", "Llama4ForCausalLM"), 0.5)
 
 
 def too_large(model: Model, problem: FusedMoe, device: Device) -> str:
