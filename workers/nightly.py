@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.errors import BadInput, TunerError
 from tuner.jobs.job import Job, JobRequest, JobState, Priority, iso
-from tuner.jobs.workers import JobRequirements, WorkerStatus, engine_version_here
+from tuner.jobs.workers import JobRequirements, WorkerStatus
 from tuner.problems.results import Winner
 from tuner.store.api_key import LOCAL, NIGHTLY
 from tuner.store.current_winners import current_winners
@@ -258,16 +258,14 @@ def work_of(watch_list: WatchList, store: Database, clock: Clock | None = None) 
                 left_alone.append(request)
             else:
                 found[request.key] = request
-    judged = watch_statuses(found.values(), Lookups(store))
+    judged = watch_statuses(found.values(), Lookups(store), workers)
     errors += [
         (f"{one.request.problem.spec()} on {one.request.device}", one.why)
         for one in judged
         if one.standing is WatchState.ERROR
     ]
     judged = [
-        replace(one, request=_pinned(one.request, workers))
-        for one in judged
-        if one.standing is not WatchState.ERROR
+        replace(one, request=_pinned(one)) for one in judged if one.standing is not WatchState.ERROR
     ]
     again = _oldest(judged, watch_list.revalidate, NightStore(store))
     results = ResultStore(store)
@@ -322,10 +320,10 @@ def _submit(
     return {"submitted": submitted, "waiting": waiting, "not_submitted": errors}
 
 
-def _pinned(request: JobRequest, workers: Sequence[WorkerStatus]) -> JobRequest:
-    """Return the request for one version of its engine."""
-    need = JobRequirements.of(request).newest(workers, engine_version_here(request.engine))
-    return replace(request, engine=need.engine)
+def _pinned(one: WatchStatus) -> JobRequest:
+    """Return the request for the engine version by which it was judged, if that is known."""
+    need = JobRequirements.of(one.request).pinned((), one.here)
+    return replace(one.request, engine=need.engine)
 
 
 def _why_not(nights: NightStore, day: date) -> str:

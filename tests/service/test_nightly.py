@@ -209,7 +209,7 @@ class TestWorkOf:
             here.unlink(missing_ok=True)
             here.symlink_to(find_engine(f"sglang=={version}").root)
             _engine_version_here.cache_clear()  # a minute later
-            standings += [one.standing for one in watch_statuses([request], Lookups(store))]
+            standings += [one.standing for one in watch_statuses([request], Lookups(store), [])]
         assert standings == [WatchState.TUNED, WatchState.STALE]
 
     def test_sources_that_change_in_place_are_seen(self, settings, store, engine_here, monkeypatch):
@@ -225,7 +225,7 @@ class TestWorkOf:
             engine_here.write_text(changed)
             clock = SimpleNamespace(monotonic=lambda now=60.0 * minute: now)
             monkeypatch.setattr("workers.coverage.time", clock)
-            standings += [one.standing for one in watch_statuses([request], Lookups(store))]
+            standings += [one.standing for one in watch_statuses([request], Lookups(store), [])]
         assert standings == [WatchState.TUNED, WatchState.STALE, WatchState.TUNED]
 
     @pytest.mark.parametrize("is_stored", [True, False])
