@@ -18,7 +18,7 @@ from tuner.store.database import Clock, Database, utc_now
 from tuner.store.jobs import JobStore
 from tuner.store.lookups import Lookups
 from tuner.store.night_diff import diff_nights
-from tuner.store.nights import NightStore
+from tuner.store.nights import NightStore, Round
 from tuner.store.results import ResultStore
 from tuner.store.submissions import Unmet
 from tuner.store.workers import WorkerStore
@@ -191,12 +191,13 @@ def do_round(
 ) -> dict[str, Any]:
     """Do a round of the night of `today`; return its work, or why there is none to do.
 
-    A night is done once with each watch list: a process that has a nightly.toml adds the problems
-    that a process without it, or with another, left out. With `force` it is done again. A dry run
-    writes nothing. Without watches the night stays to be done. Raises MalformedWatchList or
-    UnusableStore.
+    Without `today` it is the last night whose hour has come. A night is done once with each watch
+    list: a process that has a nightly.toml adds the problems that a process without it, or with
+    another, left out. With `force` a round is done at any time, and the night stays as it is: done,
+    or to be done. A dry run writes nothing. Without watches the night stays to be done. Raises
+    MalformedWatchList or UnusableStore.
     """
-    day = today or (clock or utc_now)().date()
+    day = today or due_night(settings, (clock or utc_now)())
     nights = NightStore(store, clock)
     watch_list = watch_list_of(settings, nights)
     if not watch_list.watches:
@@ -206,16 +207,17 @@ def do_round(
     began = nights.begin(SCHEDULE, day, watch_list.of_file, again=force)
     if began is None:
         return _dated({"skipped": _why_not(nights, day)}, day)
+    done = Round(began, watch_list.of_file, forced=force)
     try:
         todo = work_of(watch_list, store, clock)
         job_ids: dict[str, str] = {}
         posted = _submit(todo, JobStore(store, clock), announcer, job_ids)
     except Exception as error:
         said = {"errors": [{"what": "the round failed", "why": str(error)}]}
-        nights.finish(SCHEDULE, day, began, said, watch_list.of_file, type(error).__name__)
+        nights.finish(SCHEDULE, day, replace(done, error=type(error).__name__), said)
         raise
     summary = _dated({**todo.summary(job_ids), **posted}, day)
-    nights.finish(SCHEDULE, day, began, summary, watch_list.of_file)
+    nights.finish(SCHEDULE, day, done, summary)
     return summary
 
 
@@ -328,10 +330,10 @@ def _pinned(one: WatchStatus) -> JobRequest:
 
 def _why_not(nights: NightStore, day: date) -> str:
     night = nights.night(SCHEDULE, day)
-    if night is None or night.finished_at is None:
+    at = night and night.done_at()
+    if at is None:
         return "another process is doing it"
-    done = f"it was done at {night.finished_at:%H:%M} UTC"
-    return f"{done}; --force (in the API: force) does it again"
+    return f"it was done at {at:%H:%M} UTC; --force (in the API: force) does it again"
 
 
 def _named(request: JobRequest) -> dict[str, Any]:
