@@ -6,11 +6,14 @@ from datetime import datetime, timezone
 import pytest
 from clocks import Clock
 from databases import both_databases
+from typer.testing import CliRunner
 
-from tuner.store.database import Database
+from tuner.cli.commands import app
+from tuner.errors import StoreFull, StoreUnreachable
+from tuner.store.database import Database, utc_now
 from tuner.store.jobs import JobStore
-from tuner.store.nights import NightStore
-from workers.nightly import do_round
+from tuner.store.nights import NightStore, Round
+from workers.nightly import SCHEDULE, UNDER_WAY, do_round, due_night
 from workers.queue import Announcer
 from workers.settings import Settings
 from workers.watches import read_watch
@@ -88,3 +91,35 @@ def test_a_clock_that_goes_back_does_no_night_again(service):
     service.ask(11, 22)
     assert service.ask(11, 21).startswith("it was done")
     assert list(service.rounds()) == [10, 11]
+
+
+def test_a_night_whose_jobs_the_store_did_not_take_is_to_be_done(service, monkeypatch):
+    def away(*_: object, **__: object) -> None:
+        raise StoreUnreachable("the store does not answer")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(JobStore, "submit_all", away)
+        with pytest.raises(StoreUnreachable):
+            service.ask(10, 22)
+    assert service.ask(10, 23) == "2026-11-10"
+    assert len(JobStore(service.store).list()) == 1
+
+
+def test_a_command_is_told_to_come_again_for_a_night_that_is_not_done_yet(service, monkeypatch):
+    monkeypatch.setenv("TUNER_DATABASE_URL", service.settings.database_url)
+    nights, today = NightStore(service.store), due_night(Settings("sqlite://"), utc_now())
+    began = nights.begin(SCHEDULE, today)
+    run = lambda: CliRunner().invoke(app, ["nightly", "run"])  # noqa: E731
+    seen = run()
+    assert (seen.exit_code, UNDER_WAY in seen.stdout) == (75, True)
+    nights.finish(SCHEDULE, today, Round(began), {"watched": 1})
+    assert run().exit_code == 0
+
+
+def test_a_full_disk_is_no_mistake_of_the_command(service, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise StoreFull("the disk is full")
+
+    monkeypatch.setenv("TUNER_DATABASE_URL", service.settings.database_url)
+    monkeypatch.setattr(NightStore, "begin", fail)
+    assert CliRunner().invoke(app, ["nightly", "run"]).exit_code == 75

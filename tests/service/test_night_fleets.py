@@ -10,7 +10,7 @@ from clocks import Clock
 from databases import both_databases
 
 from tuner.families.fused_moe.problem import Gemm
-from tuner.jobs.job import JobState, Lease
+from tuner.jobs.job import JobState, Lease, Priority
 from tuner.jobs.queue import JobQuery
 from tuner.jobs.workers import WorkerInfo
 from tuner.problems.points import Config, Point, Problem
@@ -178,6 +178,27 @@ def test_nobody_known_and_an_older_engine_here_leave_the_version_open(fleet, mon
     fleet.tuned(NEW, OLD, NEW)
     assert fleet.night() == {"stale": [1], "revalidated": [0]}
     assert {job.request.engine for job in fleet.jobs.list(QUEUED)} == {"sglang"}
+
+
+def test_jobs_for_a_version_that_was_upgraded_away_do_not_stay(fleet):
+    assert fleet.night([Host("a", OLD)]) == {"missing": [0, 1, 2]}
+    others = JobQuery(client="team", states=QUEUED.states)
+    (shared, *_) = fleet.jobs.list(QUEUED)
+    fleet.jobs.submit_all([(shared.request, Priority.NORMAL)], client="team")
+    foreign = replace(shared.request, seed=7)
+    fleet.jobs.submit_all([(foreign, Priority.NORMAL)], client="team")
+    fleet.workers.stopped(Host("a", OLD).worker.id)
+    assert fleet.night([Host("a", NEW)]) == {"missing": [0, 1, 2]}
+    left = [(job.request.engine, job.clients) for job in fleet.jobs.list(QUEUED)]
+    of_team = ("sglang==9.9.7", ("team",))
+    assert sorted(left) == [of_team, of_team, *[("sglang==9.9.9", ("nightly",))] * 3]
+    assert [job.request for job in fleet.jobs.list(others)] == [foreign]
+
+
+def test_jobs_that_another_host_can_do_stay(fleet):
+    fleet.night([Host("a", OLD)])
+    fleet.night([Host("a", OLD), Host("b", NEW)])
+    assert len(fleet.jobs.list(QUEUED)) == 2 * len(PROBLEMS)
 
 
 def test_sources_here_say_nothing_of_other_hosts(fleet, monkeypatch):
