@@ -265,18 +265,21 @@ def work_of(watch_list: WatchList, store: Database, clock: Clock | None = None) 
     judged = [
         replace(one, request=_pinned(one)) for one in judged if one.standing is not WatchState.ERROR
     ]
-    again = _oldest(judged, watch_list.revalidate, NightStore(store))
+    again = _oldest(judged, watch_list.revalidate, NightStore(store), reasons.unmet)
     results = ResultStore(store)
     todo = [one.request for one in judged if one.standing is not WatchState.TUNED]
     gains = {request.key: gain_now(request, results) for request in (*todo, *again)}
     return NightWork(judged, again, errors, gains, left_alone, reasons.unmet)
 
 
-def _oldest(judged: Sequence[WatchStatus], count: int, nights: NightStore) -> list[JobRequest]:
+def _oldest(
+    judged: Sequence[WatchStatus], count: int, nights: NightStore, unmet: Unmet
+) -> list[JobRequest]:
     """Return for each device the `count` requests to measure again that waited for longest.
 
     A request has waited since its result was published, or since it was last tried: a request that
-    fails holds up no other. An unfinished try has its place until it ends.
+    fails holds up no other. An unfinished try has its place until it ends, so requests that no
+    living worker can do have places of their own.
     """
     # The seed makes a new run, which measures again instead of resuming the old run. The request
     # stays the same until it has a new result.
@@ -289,7 +292,8 @@ def _oldest(judged: Sequence[WatchStatus], count: int, nights: NightStore) -> li
     waits = defaultdict(list)
     for request, tuned_at in since.items():
         posted, unfinished = tried.get(request.key, (tuned_at, False))
-        waits[request.device].append(((not unfinished, posted, request.key), request))
+        place = request.device, unmet(request) != ""
+        waits[place].append(((not unfinished, posted, request.key), request))
     in_order = (sorted(some, key=lambda one: one[0])[:count] for some in waits.values())
     return [request for some in in_order for _, request in some]
 

@@ -201,6 +201,20 @@ def test_jobs_that_another_host_can_do_stay(fleet):
     assert len(fleet.jobs.list(QUEUED)) == 2 * len(PROBLEMS)
 
 
+def test_a_version_that_no_worker_has_holds_up_no_other(fleet):
+    """A watch of each of two versions; all was tuned, the older version first."""
+    fleet.tuned(OLD, OLD, OLD)
+    fleet.tuned(NEW, NEW, NEW)
+    text = fleet.settings.nightly.read_text()
+    _, _, watch = text.partition("\n")
+    both = [f'{watch}engine = "sglang=={one.engine_version}"\n' for one in (OLD, NEW)]
+    fleet.settings.nightly.write_text("revalidate = 1\n" + "".join(both))
+    seen = [one["revalidated"] for one in fleet.days([Host("a", NEW)], 4)]
+    assert seen == [[0, 0], [0, 1], [0, 2], [0, 0]]
+    (queued,) = fleet.jobs.list(QUEUED)
+    assert queued.request.engine == "sglang==9.9.7"
+
+
 def test_sources_here_say_nothing_of_other_hosts(fleet, monkeypatch):
     """The workers have kernels of their own, under the version that this machine has too."""
     here = coverage._Kernels(NEW.engine_version, "cd" * 32)
