@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from typing import Any
 
-from tuner.engines.engine import parse_spec
 from tuner.errors import TunerError, UnusableStore
 from tuner.jobs.job import Job, JobRequest, JobState, Priority, UnreadableRequest
 from tuner.jobs.queue import JobQuery
@@ -325,18 +324,19 @@ def _submit(
 
 
 def _withdraw(todo: NightWork, jobs: JobStore) -> None:
-    """Withdraw from queued jobs that no living worker can do, if tonight's jobs for the same work
-    are for other versions of the engine: the workers were upgraded.
+    """Withdraw from queued jobs if tonight's jobs for the same work are for other versions of the
+    engine, and no living worker has theirs, or they were for any version.
     """
     wanted = defaultdict(set)
     for one in todo.watched:
         wanted[_work(one.request)].add(one.request.engine)
     for job in _queued_jobs(jobs):
         request = job.request
-        if isinstance(request, UnreadableRequest) or not todo.unmet(request):
+        if isinstance(request, UnreadableRequest):
             continue
         engines = wanted.get(_work(request), set())
-        if engines and request.engine not in engines:
+        replaced = engines and request.engine not in engines
+        if replaced and (todo.unmet(request) or JobRequirements.of(request).version is None):
             jobs.cancel(job.id, NIGHTLY)
 
 
@@ -349,7 +349,7 @@ def _queued_jobs(jobs: JobStore) -> Iterator[Job]:
 
 def _work(request: JobRequest) -> str:
     """Return a key of the work of a request with any version of its engine, at any time."""
-    return replace(request, engine=parse_spec(request.engine)[0], seed=0).key
+    return replace(request, engine=request.engine.partition("==")[0].strip(), seed=0).key
 
 
 def _pinned(one: WatchStatus) -> JobRequest:

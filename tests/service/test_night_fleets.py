@@ -195,6 +195,15 @@ def test_jobs_for_a_version_that_was_upgraded_away_do_not_stay(fleet):
     assert [job.request for job in fleet.jobs.list(others)] == [foreign]
 
 
+def test_jobs_for_any_version_give_way_to_jobs_for_the_workers_version(fleet, monkeypatch):
+    for module in (watches, coverage):
+        monkeypatch.setattr(module, "engine_version_here", lambda _: None)
+    assert fleet.night() == {"missing": [0, 1, 2]}
+    assert {job.request.engine for job in fleet.jobs.list(QUEUED)} == {"sglang"}
+    assert fleet.night([Host("a", NEW)]) == {"missing": [0, 1, 2]}
+    assert [job.request.engine for job in fleet.jobs.list(QUEUED)] == ["sglang==9.9.9"] * 3
+
+
 def test_jobs_that_another_host_can_do_stay(fleet):
     fleet.night([Host("a", OLD)])
     fleet.night([Host("a", OLD), Host("b", NEW)])
