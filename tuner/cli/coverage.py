@@ -56,7 +56,7 @@ def open_watching(server: str | None, settings: Settings | None = None) -> Itera
         return
     refuse_foreign("workers")
     from tuner.store.database import Database
-    from workers.nightly import LocalWatching
+    from workers.local_watching import LocalWatching
     from workers.settings import read_settings
 
     settings = settings or read_settings()

@@ -76,7 +76,7 @@ Json = dict[str, Any]
 
 
 class Watching(Protocol):
-    """The methods that a server and the local store (`workers.nightly.LocalWatching`) share.
+    """The methods that a server and the local store (`workers.local_watching.LocalWatching`) share.
 
     Values are the JSON objects of the API.
     """
