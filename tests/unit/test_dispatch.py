@@ -125,8 +125,10 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
         ("sglang 0.5.16", "H100", nemotron, modelopt, 384, ["FlashInfer"], None),
         ("sglang 0.5.16", "H100", nemotron, weights(8, "float"), 384, ["Triton"], {}),
         ("vllm 0.33.0", "H100", qwen, weights(8, "float"), 384, ["CUTLASS"], None),
-        ("vllm 0.33.0", "H100", qwen, awq, 384, ["Marlin"], {}),
-        ("vllm 0.33.0", "H100", qwen, awq, 192, ["Triton's kernel for int4"], {}),
+        ("vllm 0.24.0", "H100", qwen, awq, 384, ["Marlin"], {}),
+        ("vllm 0.33.0", "H100", qwen, awq, 384, ["Humming", "Marlin"], {}),
+        ("vllm 0.33.0", "A100", qwen, awq, 192, ["Triton's kernel for int4"], {}),
+        ("vllm 0.33.0", "A100", qwen, gptq, 192, ["Triton's kernel for int4"], {}),
         ("vllm 0.33.0", "H100", qwen, {"quant_method": "fp8"}, 384, ["Triton"], {}),
         ("vllm 0.33.0", "H100", qwen, modelopt, 384, ["FlashInfer", "Triton"], None),
         ("vllm 0.33.0", "L40S", qwen, weights(8, "int"), 384, ["Triton's kernel for int8"], {}),
@@ -153,7 +155,11 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
 
 def test_16_bit_experts_that_a_server_quantises_as_it_loads_have_no_stored_scales(subtests):
     """Of the others nobody knows which checkpoint is served."""
-    for flags, kernels in (({"--quantization": "fp8"}, ["Triton"]), ({}, ["FlashInfer", "Triton"])):
+    for flags, kernels in (
+        ({"-q": "fp8"}, ["Triton"]),
+        ({"--quantization": "fp8_per_channel"}, ["Triton"]),
+        ({}, ["FlashInfer", "Triton"]),
+    ):
         with subtests.test(flags):
             settings = of_model(flags, "gemma-4-26b-a4b")
             serving = Serving(engine="vllm", dtype=Dtype.FP8_W8A8)
@@ -472,6 +478,26 @@ def test_vllm_answers_as_far_as_it_was_read():
     assert vllm("H200", FP8) == "DeepGEMM"
     assert vllm("H200", MLA) is None
     assert vllm("MI300X", MOE_FP8) == "AITER"
+    off = {"VLLM_ROCM_USE_AITER": "1", "VLLM_ROCM_USE_AITER_MOE": "0"}
+    assert vllm("MI300X", MOE_FP8, off) == vllm("MI300X", MOE_BF16, off) == "Triton"
+    assert vllm("MI300X", MOE_INT8) == "Triton's kernel for int8"
+    for card, flags, name in (
+        ("H200", {"VLLM_USE_DEEP_GEMM": "1"}, "DeepGEMM"),
+        ("H200", {"VLLM_USE_DEEP_GEMM": "1", "VLLM_MOE_USE_DEEP_GEMM": "0"}, "Triton"),
+        ("H200", {"VLLM_MOE_USE_DEEP_GEMM": "1"}, "DeepGEMM"),
+        ("RTX 5090", {"VLLM_MOE_USE_DEEP_GEMM": "0"}, "Triton"),
+        ("RTX 5090", {"VLLM_USE_DEEP_GEMM": "0"}, "Triton"),
+    ):
+        assert vllm(card, MOE_FP8, flags) == name, (card, flags)
+    assert vllm("H200", FP8, {"VLLM_USE_DEEP_GEMM": "0"}) == "CUTLASS"
+    for card in ("B200", "RTX 5090"):
+        assert vllm(card, FP8, of_class({}, "Qwen3_5ForConditionalGeneration")) == "CUTLASS"
+    channels = MOE_FP8.partition(",block_shape")[0]
+    assert vllm("H200", channels, {"--quantization": "fp8_per_channel"}) == "CUTLASS"
+    b200 = what_runs(
+        "vllm", "0.33.0", problem_of(channels), find_device("B200"), {"-q": "fp8_per_channel"}
+    )
+    assert b200.line().endswith("batches of up to 8 tokens run Triton and read tuned files")
     assert vllm("MI300X", MOE_BF16, {"VLLM_ROCM_USE_AITER": "0"}) == "Triton"
     assert vllm("R9700", MOE_FP8, {"VLLM_ROCM_USE_AITER": "1"}) == "Triton"
     assert vllm("R9700", FP8, {"VLLM_ROCM_USE_AITER": "1"}) == "Triton"

@@ -354,8 +354,7 @@ def _of_its_type(given: dict[str, str], problem: Problem) -> dict[str, str]:
     than the checkpoint's, because those do not divide it, the checkpoint is "halved".
     """
     stored, dtype = given.get(CHECKPOINT, ""), getattr(problem, "dtype", None)
-    words = {given.get(name) for name in ("--quantization", "-q")}
-    at_load = stored.endswith(" none") and bool(words & {"fp8", "fp8_per_tensor"})
+    at_load = stored.endswith(" none") and "--quantization" in given
     own = isinstance(dtype, Dtype) and dtype.value == stored.partition(" ")[0]
     if not (own or at_load):
         return {name: value for name, value in given.items() if name != CHECKPOINT}
