@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol, TypeVar
 
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA, HIP
-from tuner.engines.config_files import PROVENANCE, kept_file, read_sidecar
+from tuner.engines.config_files import PROVENANCE, kept_file, read_sidecar, shipped_at
 from tuner.engines.engine import Engine, engine_module, kernel_hash
 from tuner.errors import ExportRefused, MalformedConfigFile, UnwritableOutput
 from tuner.export.file_checks import RuntimeFacts
@@ -205,6 +205,35 @@ def delivery_of(engine: Engine, family: str) -> Delivery:
     return found
 
 
+def files_by_card(
+    delivery: Delivery, winners: Sequence[Winner], device: Device, root: Path
+) -> Iterator[tuple[Device, Sequence[ExportFile]]]:
+    """Yield the files to write for each name that drivers give the card, with the card under that
+    name.
+
+    Raises ExportRefused as `Delivery.files` does.
+    """
+    for card in device.under_each_name:
+        mine = winners
+        if card.name != device.name:
+            mine = [_under(card, one) for one in winners if _asked_too(delivery, one, card, device)]
+        yield card, delivery.files(mine, card, root)
+
+
+def _under(card: Device, winner: Winner) -> Winner:
+    return replace(winner, environment=replace(winner.environment, device=card.name))
+
+
+def _asked_too(delivery: Delivery, winner: Winner, card: Device, device: Device) -> bool:
+    """Say whether servers ask for another file by a further name of a card, and have none of the
+    engine's there, with which the winner was not compared.
+    """
+    problem = winner.problem
+    read = delivery.shipped_file(problem, card)
+    ships = bool(read and shipped_at(read))
+    return not ships and delivery.asked(problem, card) != delivery.asked(problem, device)
+
+
 def take_back(
     winners: Sequence[Winner], engine: Engine, device: Device, out: Path | None
 ) -> list[Path]:
@@ -251,7 +280,8 @@ def _earlier(
         assert root is not None  # `loadable` left out families without a folder there
         predicted = any(winner.status is Status.PREDICTED for winner in mine)
         with contextlib.suppress(ExportRefused):  # such a file was never written
-            for file in delivery.files(mine, device, root):
+            found = files_by_card(delivery, mine, device, root)
+            for file in (file for _, files in found for file in files):
                 provenance = read_sidecar(file.path, file.sidecar) or {}
                 stays = predicted and Status.OK in file.statuses.values()
                 if provenance.get("problem") == problem.spec() and not stays:

@@ -259,9 +259,9 @@ def _reaches(family: Family, engine: Engine) -> bool:
 def _files_of(problem: Problem, engine: Engine, device: Device) -> list[AskedFile]:
     try:
         delivery = delivery_of(engine, family_of(problem).name)
-        return [
-            AskedFile(name, problem, delivery.by_plugin) for name in delivery.asked(problem, device)
-        ]
+        cards = device.under_each_name
+        names = dict.fromkeys(name for card in cards for name in delivery.asked(problem, card))
+        return [AskedFile(name, problem, delivery.by_plugin) for name in names]
     except UnsupportedKernel:
         return []  # the engine asks for no file of such a problem
 

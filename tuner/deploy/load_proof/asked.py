@@ -43,17 +43,19 @@ def asked_of(deployed: Deployed, facts: Facts, named: Collection[str]) -> Asked:
     A bundle has the list of its cluster's servers. The server asks for a folder's file if the file
     is for its GPU, and for a problem of its model or for a problem that a line names.
     """
-    names = frozenset(deployed.names)
-    if deployed.asked:
-        return Asked(names & deployed.asked, names - deployed.asked)
     device = facts.get("device")
+    deployed_names = frozenset(deployed.names)
+    others = {name for name in deployed_names if _under(name, device) in deployed_names - {name}}
+    names = deployed_names - others
+    if deployed.asked:
+        return Asked(names & deployed.asked, deployed_names - (names & deployed.asked))
     here = {name for name in names if not _of_other_gpu(name, device)}
     problems, why = _server_problems(facts, deployed.made_for)
     known = {deployed.problems[name] for name in here if name in deployed.problems}
     mine = stored_for(problems, known)
     mine |= {deployed.problems[name] for name in here.intersection(named, deployed.problems)}
     yes = {name for name in here if deployed.problems.get(name) in {None, *mine}}
-    return Asked(frozenset(yes), names - (yes if not why else here), why)
+    return Asked(frozenset(yes), deployed_names - (yes if not why else here), why)
 
 
 def same_device(one: str, other: str) -> bool:
@@ -62,6 +64,16 @@ def same_device(one: str, other: str) -> bool:
         return find_device(one) == find_device(other)
     except UnknownDevice:
         return one == other
+
+
+def _under(name: str, device: str) -> str:
+    """Return a file's name under the name that the server's driver gives the same card; "" for a
+    file of another card.
+    """
+    named = facts_of_line(f"{name}.json").get("device")
+    if not (named and device and same_device(named, device)):
+        return ""
+    return name.replace(f"device_name={named}", f"device_name={device.replace(' ', '_')}")
 
 
 def _of_other_gpu(name: str, device: str) -> bool:
