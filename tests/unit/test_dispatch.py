@@ -113,7 +113,10 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
         ("sglang 0.5.23", "H100", qwen, asymmetric, 384, ["Marlin"], {}),
         ("sglang 0.5.23", "B200", qwen, int4, 384, ["Triton"], {}),
         ("sglang 0.5.23", "B200", qwen, asymmetric, 384, ["Marlin"], {}),
-        ("sglang 0.5.23", "B200", "DeepseekV3ForCausalLM", int4, 384, ["FlashInfer"], {}),
+        ("sglang 0.5.16", "B200", "DeepseekV3ForCausalLM", int4, 384, ["FlashInfer"], runner),
+        ("sglang 0.5.23", "B200", "DeepseekV3ForCausalLM", int4, 384, ["FlashInfer"], runner),
+        ("sglang 0.5.23", "B200", "DeepseekV3ForCausalLM", asymmetric, 384, ["Marlin"], {}),
+        ("sglang 0.5.23", "MI300X", "DeepseekV3ForCausalLM", int4, 384, ["Triton"], {}),
         ("sglang 0.5.16", "H100", qwen, awq, 384, ["Marlin"], wna16),
         ("sglang 0.5.16", "H100", qwen, awq, 192, ["Triton"], {}),  # 192 holds 1.5 groups
         ("sglang 0.5.16", "H100", "Llama4ForCausalLM", awq, 384, ["Triton"], {}),
@@ -151,6 +154,25 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
                 engine, version, problem, find_device(device), flags | found.to_triton
             )
             assert not found.to_triton or (with_it and with_it.always_triton)
+            if found.kernels[-1].name == "Marlin" and not found.to_triton:  # as the answer says
+                for hidden in (wna16, runner) if engine == "sglang" else ():
+                    other = what_runs(engine, version, problem, find_device(device), flags | hidden)
+                    assert other and not other.may_read, hidden
+
+
+def test_flags_choose_the_kernel_of_kimis_int4_on_blackwell(subtests):
+    for flags, name in (
+        ({}, "FlashInfer (TRT-LLM)"),
+        ({"--moe-a2a-backend": "deepep"}, "Triton"),
+        ({"--moe-runner-backend": "marlin"}, "Marlin"),
+        ({"--moe-runner-backend": "flashinfer_trtllm"}, "FlashInfer (TRT-LLM)"),
+    ):
+        with subtests.test(flags):
+            settings = of_model(flags, "kimi-k2-thinking")
+            problem = MOE_INT4.replace("0x128", "0x32")
+            assert [one.name for one in asked("0.5.23", "B200", problem, settings).kernels] == [
+                name
+            ]
 
 
 def test_16_bit_experts_that_a_server_quantises_as_it_loads_have_no_stored_scales(subtests):
@@ -364,6 +386,16 @@ def test_a_card_whose_triton_has_no_8_bit_floats_reads_no_file(subtests):
             assert asked(version, card, MOE_BF16).always_triton
     for card in ("L4", "L40S", "RTX 4090"):
         assert asked("0.5.23", card, MOE_FP8).line().endswith("it reads tuned files")
+    for engine, problem, settings in (
+        ("vllm", FP8, {}),
+        (
+            "sglang",
+            MOE_FP8,
+            of_class({"checkpoint": "fp8_w8a8 modelopt fp8"}, "NemotronHForCausalLM"),
+        ),
+    ):
+        a100 = what_runs(engine, "", problem_of(problem), find_device("A100"), settings)
+        assert not a100.may_read and not a100.to_triton
     vllm = what_runs("vllm", "0.33.0", problem_of(MOE_FP8), find_device("A10"))
     assert vllm.line().endswith(
         "runs Marlin here; no option makes it run Triton, so it reads no tuned file"
