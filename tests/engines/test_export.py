@@ -19,6 +19,7 @@ from tuner.cli.commands import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused, UnwritableOutput
+from tuner.export.delivery import cards_to_serve
 from tuner.export.diff import diff_exports
 from tuner.export.export import choose, deliveries_for, export, export_device, packaged_to_carry
 from tuner.export.selection import select
@@ -104,6 +105,8 @@ def test_a_further_name_for_which_the_engine_ships_a_file_keeps_it(tmp_path):
     some = of(problem, [one for one in winners() if one.entry.point.part is Gemm.UP], **where)
     (file,) = export(some, engine, device, tmp_path)
     assert "MI355X" in file.path.name
+    (delivery,) = deliveries_for(some, engine)
+    assert cards_to_serve(delivery, problem, device) == [device]
 
 
 def test_a_file_that_would_lack_a_size_is_refused_and_nothing_is_written(engine, tmp_path):

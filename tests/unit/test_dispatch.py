@@ -396,6 +396,11 @@ def test_a_card_whose_triton_has_no_8_bit_floats_reads_no_file(subtests):
     ):
         a100 = what_runs(engine, "", problem_of(problem), find_device("A100"), settings)
         assert not a100.may_read and not a100.to_triton
+    refined = MOE_FP8.replace("128x128", "64x64")
+    assert (
+        "a server stops"
+        in what_runs("vllm", "0.33.0", problem_of(refined), find_device("A10")).line()
+    )
     vllm = what_runs("vllm", "0.33.0", problem_of(MOE_FP8), find_device("A10"))
     assert vllm.line().endswith(
         "runs Marlin here; no option makes it run Triton, so it reads no tuned file"

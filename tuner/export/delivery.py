@@ -205,33 +205,36 @@ def delivery_of(engine: Engine, family: str) -> Delivery:
     return found
 
 
+def cards_to_serve(delivery: Delivery, problem: Problem, device: Device) -> list[Device]:
+    """Return the card under each name that drivers give it, if servers ask for a file by it.
+
+    A further name has none if servers ask for the same file, or read a file of the engine's, with
+    which winners were not compared.
+    """
+    names = delivery.asked(problem, device)
+    found = [device]
+    for card in device.under_each_name[1:]:
+        read = delivery.shipped_file(problem, card)
+        if delivery.asked(problem, card) != names and not (read and shipped_at(read)):
+            found.append(card)
+    return found
+
+
 def files_by_card(
     delivery: Delivery, winners: Sequence[Winner], device: Device, root: Path
 ) -> Iterator[tuple[Device, Sequence[ExportFile]]]:
-    """Yield the files to write for each name that drivers give the card, with the card under that
-    name.
+    """Yield the files to write for each name of a card, with the card under that name.
 
     Raises ExportRefused as `Delivery.files` does.
     """
-    for card in device.under_each_name:
-        mine = winners
-        if card.name != device.name:
-            mine = [_under(card, one) for one in winners if _asked_too(delivery, one, card, device)]
+    yield device, delivery.files(winners, device, root)
+    for card in device.under_each_name[1:]:
+        mine = [
+            replace(one, environment=replace(one.environment, device=card.name))
+            for one in winners
+            if card in cards_to_serve(delivery, one.problem, device)
+        ]
         yield card, delivery.files(mine, card, root)
-
-
-def _under(card: Device, winner: Winner) -> Winner:
-    return replace(winner, environment=replace(winner.environment, device=card.name))
-
-
-def _asked_too(delivery: Delivery, winner: Winner, card: Device, device: Device) -> bool:
-    """Say whether servers ask for another file by a further name of a card, and have none of the
-    engine's there, with which the winner was not compared.
-    """
-    problem = winner.problem
-    read = delivery.shipped_file(problem, card)
-    ships = bool(read and shipped_at(read))
-    return not ships and delivery.asked(problem, card) != delivery.asked(problem, device)
 
 
 def take_back(
