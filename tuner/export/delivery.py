@@ -234,7 +234,8 @@ def files_by_card(
             for one in winners
             if card in cards_to_serve(delivery, one.problem, device)
         ]
-        yield card, delivery.files(mine, card, root)
+        if mine:
+            yield card, delivery.files(mine, card, root)
 
 
 def take_back(

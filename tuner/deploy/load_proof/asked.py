@@ -43,19 +43,17 @@ def asked_of(deployed: Deployed, facts: Facts, named: Collection[str]) -> Asked:
     A bundle has the list of its cluster's servers. The server asks for a folder's file if the file
     is for its GPU, and for a problem of its model or for a problem that a line names.
     """
-    device = facts.get("device")
-    deployed_names = frozenset(deployed.names)
-    others = {name for name in deployed_names if _under(name, device) in deployed_names - {name}}
-    names = deployed_names - others
+    names, device = frozenset(deployed.names), facts.get("device")
+    own = frozenset(name for name in names if _under(name, device) not in names - {name})
     if deployed.asked:
-        return Asked(names & deployed.asked, deployed_names - (names & deployed.asked))
-    here = {name for name in names if not _of_other_gpu(name, device)}
+        return Asked(own & deployed.asked, names - (own & deployed.asked))
+    here = {name for name in own if not _of_other_gpu(name, device)}
     problems, why = _server_problems(facts, deployed.made_for)
     known = {deployed.problems[name] for name in here if name in deployed.problems}
     mine = stored_for(problems, known)
     mine |= {deployed.problems[name] for name in here.intersection(named, deployed.problems)}
     yes = {name for name in here if deployed.problems.get(name) in {None, *mine}}
-    return Asked(frozenset(yes), deployed_names - (yes if not why else here), why)
+    return Asked(frozenset(yes), names - (yes if not why else here), why)
 
 
 def same_device(one: str, other: str) -> bool:
