@@ -98,7 +98,7 @@ RUNS = {
         "TRITON": ("Triton", {80, 86, 89, 90, 100, 103, 120, 121}),
     },
     "int_wna16": {
-        "FLASHINFER_TRTLLM": ("FlashInfer (TRT-LLM)", {100, 103}),
+        "FLASHINFER_TRTLLM": ("FlashInfer (TRT-LLM)", set()),  # only with its variable
         "HUMMING": ("Humming", {80, 86, 89, 90, 100, 103, 120, 121}),
         "MARLIN": ("Marlin", {80, 86, 89, 90, 100, 103, 120, 121}),
     },

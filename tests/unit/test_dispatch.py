@@ -160,6 +160,13 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
                     assert other and not other.may_read, hidden
 
 
+def test_a_flag_has_all_its_names():
+    for name in ("--ep-size", "--ep", "--expert-parallel-size"):
+        settings = of_class({name: "4"}, "GptOssForCausalLM")
+        assert asked("0.5.16", "H100", MOE_BF16, settings).always_triton
+    assert not asked("0.5.16", "H100", MOE_BF16, of_class({}, "GptOssForCausalLM")).always_triton
+
+
 def test_flags_choose_the_kernel_of_kimis_int4_on_blackwell(subtests):
     for flags, name in (
         ({}, "FlashInfer (TRT-LLM)"),
@@ -519,6 +526,7 @@ def test_vllm_answers_as_far_as_it_was_read():
     assert vllm("MI300X", MOE_FP8, off) == vllm("MI300X", MOE_BF16, off) == "Triton"
     assert vllm("MI300X", MOE_INT8) == "Triton's kernel for int8"
     for card, flags, name in (
+        ("H200", {"-ep": "1"}, "FlashInfer (CUTLASS)"),
         ("H200", {"VLLM_USE_DEEP_GEMM": "1"}, "DeepGEMM"),
         ("H200", {"VLLM_USE_DEEP_GEMM": "1", "VLLM_MOE_USE_DEEP_GEMM": "0"}, "Triton"),
         ("H200", {"VLLM_MOE_USE_DEEP_GEMM": "1"}, "DeepGEMM"),
@@ -527,6 +535,9 @@ def test_vllm_answers_as_far_as_it_was_read():
     ):
         assert vllm(card, MOE_FP8, flags) == name, (card, flags)
     assert vllm("H200", FP8, {"VLLM_USE_DEEP_GEMM": "0"}) == "CUTLASS"
+    kimi, variable = MOE_INT4.replace("0x128", "0x32"), {"VLLM_USE_FLASHINFER_MOE_INT4": "1"}
+    assert vllm("B200", kimi) == vllm("B200", MOE_INT4, variable) == "Marlin"
+    assert vllm("B200", kimi, variable) == "FlashInfer (TRT-LLM)"
     for card in ("B200", "RTX 5090"):
         assert vllm(card, FP8, of_class({}, "Qwen3_5ForConditionalGeneration")) == "CUTLASS"
     channels = MOE_FP8.partition(",block_shape")[0]
@@ -599,7 +610,7 @@ def rows_of(values):
 
 
 def test_rows_have_known_fields_and_open_questions(values):
-    optional = {"alone", "backends", "classes", "looked_for", "old_variables", "refuses"}
+    optional = {"alone", "backends", "classes", "looked_for", "other_names", "refuses"}
     assert set(values) - optional == {"releases", "root", "kinds", "flags", "unknown", "row"}
     assert set(values["kinds"]) == set(values["row"])
     asked_for = set()
