@@ -208,7 +208,7 @@ class Matrix:
         devices, asked = {one.device for one in watched}, {one.problem for one in watched}
         shelved = {one.problem for one in published_for(devices, engines, asked)}
         some = [one for one in watched if one.problem in shelved]
-        found = watch_statuses(some, self._lookups) if some else ()
+        found = watch_statuses(some, self._lookups, self._workers()) if some else ()
         answered = [one.request for one in found if one.why == FROM_SHELF]
         return {(one.device, one.engine, one.problem) for one in answered}
 

@@ -131,6 +131,7 @@ class RoundOut(BaseModel):
     began: datetime
     ended: datetime
     watch_list: str = Field(description="The digest of its nightly.toml's watches; empty: no file.")
+    forced: bool = Field(False, description="Whether it was asked for with `force`.")
     error: str = Field(description="Empty if the round was done to its end.")
 
 

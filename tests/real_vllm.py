@@ -39,11 +39,11 @@ def package(version: str) -> Path:
 
 
 def functions(version: str, file: str, wanted: set[str], names: dict[str, Any]) -> dict[str, Any]:
-    """Functions of a release's file, with `names` in place of everything that it imports."""
+    """Functions and constants of a release's file, with `names` in place of what it imports."""
     path = package(version) / file
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    tree.body = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name in wanted]
-    assert {n.name for n in tree.body} == wanted
+    tree.body = [n for n in tree.body if _name(n) in wanted]
+    assert {_name(n) for n in tree.body} == wanted
     space = {"functools": functools, "json": json, "os": os, "re": re, "__file__": str(path)}
     space |= {
         "cache": functools.cache,
@@ -56,6 +56,11 @@ def functions(version: str, file: str, wanted: set[str], names: dict[str, Any]) 
     code = compile(tree, str(path), "exec", flags=annotations.compiler_flag)
     exec(code, space)  # noqa: S102
     return space
+
+
+def _name(node: ast.stmt) -> str:
+    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", node)
+    return str(getattr(target, "id", getattr(target, "name", "")))
 
 
 class RealVLLM:

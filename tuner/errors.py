@@ -160,7 +160,7 @@ class IndivisibleShape(BadProblem):
 
 
 class PaddedShape(BadProblem):
-    """The engine pads a rank's weights for a kernel that is not tuned, or refuses them."""
+    """The engine runs a rank's weights in another form, which is not tuned, or refuses them."""
 
 
 class NoSuchLayer(BadProblem):

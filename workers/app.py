@@ -24,7 +24,7 @@ from celery.signals import (
 from prometheus_client import REGISTRY
 
 from tuner.errors import BadInput, TunerError, UnusableStore
-from tuner.store.database import Database, utc_now
+from tuner.store.database import Database
 from tuner.store.leases import Leases
 from tuner.store.workers import Figures
 from workers.broker import (
@@ -37,7 +37,7 @@ from workers.broker import (
 )
 from workers.machine import FLEET_VARIABLE, describe, devices_of, gpu_of, name_of
 from workers.metrics import PoolCollector, serve_metrics
-from workers.nightly import due_night, errors_of, headline, run_nightly
+from workers.nightly import errors_of, headline, run_nightly
 from workers.queue import Announcer
 from workers.service import Service
 from workers.settings import read_settings
@@ -151,7 +151,7 @@ def wake() -> None:
 def nightly() -> None:
     """Do tonight's round, unless another process has done it."""
     try:
-        summary = run_nightly(settings, today=due_night(settings, utc_now()))
+        summary = run_nightly(settings)
     except TunerError as error:
         log.error("tonight's round was not done: %s", error)
         return

@@ -1,16 +1,18 @@
 """Say which stored results and which watched requests are tuned, stale or missing.
 
 A device's newest environment has the highest engine version, and among several of that version the
-newest result. Results of another environment are stale.
+newest result. Results of another environment are stale. A watched request is judged as a job would
+renew it: by the engine version that it would get, and on several hosts as `_Results` says.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timezone
 from enum import Enum
 from functools import lru_cache
 from itertools import islice
@@ -20,7 +22,7 @@ from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine, kernel_hash, parse_spec, version_order
 from tuner.errors import UnknownEngine, UnsupportedKernel
 from tuner.jobs.job import JobRequest
-from tuner.jobs.workers import engine_version_here
+from tuner.jobs.workers import JobRequirements, WorkerStatus, engine_version_here
 from tuner.problems.points import Problem
 from tuner.problems.registry import family_named, family_of, find_family
 from tuner.problems.results import SHELF_RUN, Environment, MeasureKind, Published, Status
@@ -54,17 +56,27 @@ class WatchStatus:
     standing: WatchState
     why: str = ""
     tuned_at: datetime | None = None  # the time of its oldest result
+    # The engine version of this machine, if the state is judged by it; a job is for it too.
+    here: str | None = None
 
 
-def watch_statuses(requests: Collection[JobRequest], lookups: Lookups) -> list[WatchStatus]:
-    """Return the state of each request in the store."""
+def watch_statuses(
+    requests: Collection[JobRequest], lookups: Lookups, workers: Sequence[WorkerStatus]
+) -> list[WatchStatus]:
+    """Return the state of each request in the store, as the known workers would renew it."""
+    devices = {request.device for request in requests}
     found = lookups.published(
-        {request.device for request in requests},
-        {_engine(request) for request in requests},
+        devices,
+        {parse_spec(request.engine)[0] for request in requests},
         {request.problem for request in requests},
     )
     places = set(map(_result_source, requests))
-    stored = {place: _Results(_answers(found, *place)) for place in places}
+    hosts = {place: {one.host for one in place[0].takers(workers)} for place in places}
+    mixed = any(len(some) > 1 for some in hosts.values())
+    first_runs = lookups.first_runs(devices) if mixed else {}
+    stored = {
+        place: _Results(_answers(found, *place), hosts[place], first_runs) for place in places
+    }
     return [_judge(request, stored[_result_source(request)]) for request in requests]
 
 
@@ -75,16 +87,40 @@ def source_of(environment: Environment) -> str:
 
 
 class _Results:
-    """The results that answer requests for one device, engine and kind of problem."""
+    """The results that answer requests for one device, engine and kind of problem.
 
-    def __init__(self, results: Iterable[Published]) -> None:
+    Hosts may differ, for example in their drivers, and any of the `hosts` may take a job. So on
+    several hosts the newest environment is the last to be seen first, and a result that was
+    published since then is as fresh as a job could make it.
+    """
+
+    def __init__(
+        self,
+        results: Iterable[Published],
+        hosts: Collection[str],
+        first_runs: Mapping[Environment, datetime],
+    ) -> None:
+        self.elsewhere = not set(hosts) <= {socket.gethostname()}
+        self.first_runs = first_runs if len(hosts) > 1 else {}
         self.of: dict[Problem, list[Published]] = defaultdict(list)  # the newest last
         self._newest: dict[str, Published] = {}  # by engine version
         # Results of the shelf come first: they say nothing of the cards here.
         order = sorted(results, key=lambda one: (one.published_at, one.run_id))
         for one in sorted(order, key=lambda one: one.run_id != SHELF_RUN):
             self.of[one.problem].append(one)
-            self._newest[one.environment.engine_version] = one
+            known = self._newest.setdefault(one.environment.engine_version, one)
+            if self._since(one.environment) >= self._since(known.environment):
+                self._newest[one.environment.engine_version] = one
+
+    def is_renewed(self, one: Published, now: Environment) -> bool:
+        """Say whether a result is of the same version as `now`, and was published since `now` was
+        first seen.
+        """
+        same = one.environment.engine_version == now.engine_version and one.run_id != SHELF_RUN
+        return same and now in self.first_runs and one.published_at >= self.first_runs[now]
+
+    def _since(self, environment: Environment) -> datetime:
+        return self.first_runs.get(environment, _NEVER)
 
     def newest(self, version: str | None) -> Environment | None:
         """Return the newest environment, with that engine version if a result has it."""
@@ -93,30 +129,23 @@ class _Results:
         return None if version is None else self._newest[version].environment
 
 
-def _engine(request: JobRequest) -> str:
-    return request.engine.partition("==")[0].strip()
+_NEVER = datetime.min.replace(tzinfo=timezone.utc)
 
 
-def _result_source(request: JobRequest) -> tuple[str, str, str, type[Problem], str | None]:
+def _result_source(request: JobRequest) -> tuple[JobRequirements, str, type[Problem]]:
     # Problems of one type have the same kernels.
-    measure = request.measure.partition(":")[0]
-    release = engine_version_here(request.engine)
-    return request.device, _engine(request), measure, type(request.problem), release
+    return JobRequirements.of(request), request.measure.partition(":")[0], type(request.problem)
 
 
 def _answers(
-    found: Iterable[Published],
-    device: str,
-    engine: str,
-    measure: str,
-    kind: type[Problem],
-    release: str | None,
+    found: Iterable[Published], need: JobRequirements, measure: str, kind: type[Problem]
 ) -> list[Published]:
     """Return the results that answer such requests. Measured results answer predictions too.
 
-    The shelf has results of several releases: they answer for `release` alone.
+    The shelf has results of several releases: they answer for the release of the jobs alone.
     """
-    wanted = (device, engine, kind)
+    release = engine_version_here(need.engine)
+    wanted = (need.device, parse_spec(need.engine)[0], kind)
     here = [
         one
         for one in found
@@ -142,8 +171,11 @@ def _judge(request: JobRequest, stored: _Results) -> WatchStatus:
     kernels = _kernels_now(request)
     if kernels.error:
         return WatchStatus(request, WatchState.ERROR, kernels.error)
+    if stored.elsewhere:  # a host may have other sources of the same version
+        kernels = replace(kernels, hash=None)
     now = _environment_now(request, stored, kernels)
     version = now and now.engine_version
+    here = kernels.version if version in (None, kernels.version) else None
     mine = sorted(
         stored.of[request.problem],
         key=lambda one: (
@@ -160,16 +192,19 @@ def _judge(request: JobRequest, stored: _Results) -> WatchStatus:
             lacking -= found
     if lacking or not wanted or now is None:
         why = f"{len(lacking) or 'all'} of {len(wanted) or 'all'} points have no result"
-        return WatchStatus(request, WatchState.MISSING, why)
+        return WatchStatus(request, WatchState.MISSING, why, here=here)
     for one in used:
+        if stored.is_renewed(one, now):
+            continue
         of_gpu = request.needs_gpu and one.run_id != SHELF_RUN
         for name in OF_KERNELS + (OF_GPU if of_gpu else ()):
             old, new = getattr(one.environment, name), getattr(now, name)
             if old != new:
                 why = f"{name} {old[:12]} is now {new[:12]}"
-                return WatchStatus(request, WatchState.STALE, why)
+                return WatchStatus(request, WatchState.STALE, why, here=here)
     why = FROM_SHELF if any(one.run_id == SHELF_RUN for one in used) else ""
-    return WatchStatus(request, WatchState.TUNED, why, min(one.published_at for one in used))
+    tuned_at = min(one.published_at for one in used)
+    return WatchStatus(request, WatchState.TUNED, why, tuned_at, here)
 
 
 def _environment_now(
@@ -304,7 +339,7 @@ def watched_rows(
     found = (row for row in every if wanted is None or wanted.has(row[1]))
     page = list(islice(found, skip, skip + limit))
     resolved = [request for _, request in page if isinstance(request, JobRequest)]
-    statuses = iter(watch_statuses(resolved, lookups))
+    statuses = iter(watch_statuses(resolved, lookups, workers))
     return [
         {
             **(_watched_row(next(statuses)) if isinstance(one, JobRequest) else _other_row(one)),

@@ -8,33 +8,26 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from typing import Any
 
-from tuner.errors import BadInput, TunerError
-from tuner.jobs.job import Job, JobRequest, JobState, Priority, iso
-from tuner.jobs.workers import JobRequirements, WorkerStatus, engine_version_here
+from tuner.errors import TunerError, UnusableStore
+from tuner.jobs.job import Job, JobRequest, JobState, Priority, UnreadableRequest
+from tuner.jobs.queue import JobQuery
+from tuner.jobs.workers import JobRequirements
 from tuner.problems.results import Winner
-from tuner.store.api_key import LOCAL, NIGHTLY
+from tuner.store.api_key import NIGHTLY
 from tuner.store.current_winners import current_winners
 from tuner.store.database import Clock, Database, utc_now
 from tuner.store.jobs import JobStore
 from tuner.store.lookups import Lookups
-from tuner.store.night_diff import diff_nights
-from tuner.store.nights import NightStore
+from tuner.store.nights import NightStore, Round
 from tuner.store.results import ResultStore
 from tuner.store.submissions import Unmet
 from tuner.store.workers import WorkerStore
 from tuner.tuning.gains import NOISE, gains, mean_gain
-from workers.coverage import (
-    WatchedFilter,
-    WatchState,
-    WatchStatus,
-    stored_rows,
-    watch_statuses,
-    watched_rows,
-)
+from workers.coverage import WatchState, WatchStatus, watch_statuses
 from workers.night_report import model_reports, with_faster
 from workers.queue import Announcer, Announces
 from workers.settings import Settings
-from workers.watches import LeftAlone, Unresolved, WatchList, named, read_watch, watch_list_of
+from workers.watches import LeftAlone, Unresolved, WatchList, watch_list_of
 
 KINDS = ("missing", "stale", "revalidated")  # kinds of queued requests, in a round's summary
 
@@ -119,6 +112,7 @@ def _gain(winners: Sequence[Winner]) -> float | None:
 
 
 SCHEDULE = "nightly"
+UNDER_WAY = "another process is doing it"  # or was: a round that was killed counts for a while
 AT_ONCE = 100  # jobs of one transaction
 NOT_FRESH = timedelta(0)  # no finished job answers the round's requests: they are to run again
 
@@ -191,12 +185,13 @@ def do_round(
 ) -> dict[str, Any]:
     """Do a round of the night of `today`; return its work, or why there is none to do.
 
-    A night is done once with each watch list: a process that has a nightly.toml adds the problems
-    that a process without it, or with another, left out. With `force` it is done again. A dry run
-    writes nothing. Without watches the night stays to be done. Raises MalformedWatchList or
-    UnusableStore.
+    Without `today` it is the last night whose hour has come. A night is done once with each watch
+    list: a process that has a nightly.toml adds the problems that a process without it, or with
+    another, left out. With `force` a round is done at any time, and the night stays as it is: done,
+    or to be done. A dry run writes nothing. Without watches the night stays to be done. Raises
+    MalformedWatchList or UnusableStore.
     """
-    day = today or (clock or utc_now)().date()
+    day = today or due_night(settings, (clock or utc_now)())
     nights = NightStore(store, clock)
     watch_list = watch_list_of(settings, nights)
     if not watch_list.watches:
@@ -206,16 +201,18 @@ def do_round(
     began = nights.begin(SCHEDULE, day, watch_list.of_file, again=force)
     if began is None:
         return _dated({"skipped": _why_not(nights, day)}, day)
+    done = Round(began, watch_list.of_file, forced=force)
     try:
         todo = work_of(watch_list, store, clock)
         job_ids: dict[str, str] = {}
         posted = _submit(todo, JobStore(store, clock), announcer, job_ids)
+        _withdraw(todo, JobStore(store, clock))
     except Exception as error:
         said = {"errors": [{"what": "the round failed", "why": str(error)}]}
-        nights.finish(SCHEDULE, day, began, said, watch_list.of_file, type(error).__name__)
+        nights.finish(SCHEDULE, day, replace(done, error=type(error).__name__), said)
         raise
     summary = _dated({**todo.summary(job_ids), **posted}, day)
-    nights.finish(SCHEDULE, day, began, summary, watch_list.of_file)
+    nights.finish(SCHEDULE, day, done, summary)
     return summary
 
 
@@ -258,29 +255,30 @@ def work_of(watch_list: WatchList, store: Database, clock: Clock | None = None) 
                 left_alone.append(request)
             else:
                 found[request.key] = request
-    judged = watch_statuses(found.values(), Lookups(store))
+    judged = watch_statuses(found.values(), Lookups(store), workers)
     errors += [
         (f"{one.request.problem.spec()} on {one.request.device}", one.why)
         for one in judged
         if one.standing is WatchState.ERROR
     ]
     judged = [
-        replace(one, request=_pinned(one.request, workers))
-        for one in judged
-        if one.standing is not WatchState.ERROR
+        replace(one, request=_pinned(one)) for one in judged if one.standing is not WatchState.ERROR
     ]
-    again = _oldest(judged, watch_list.revalidate, NightStore(store))
+    again = _oldest(judged, watch_list.revalidate, NightStore(store), reasons.unmet)
     results = ResultStore(store)
     todo = [one.request for one in judged if one.standing is not WatchState.TUNED]
     gains = {request.key: gain_now(request, results) for request in (*todo, *again)}
     return NightWork(judged, again, errors, gains, left_alone, reasons.unmet)
 
 
-def _oldest(judged: Sequence[WatchStatus], count: int, nights: NightStore) -> list[JobRequest]:
+def _oldest(
+    judged: Sequence[WatchStatus], count: int, nights: NightStore, unmet: Unmet
+) -> list[JobRequest]:
     """Return for each device the `count` requests to measure again that waited for longest.
 
     A request has waited since its result was published, or since it was last tried: a request that
-    fails holds up no other. An unfinished try has its place until it ends.
+    fails holds up no other. An unfinished try has its place until it ends, so requests that no
+    living worker can do have places of their own.
     """
     # The seed makes a new run, which measures again instead of resuming the old run. The request
     # stays the same until it has a new result.
@@ -293,7 +291,8 @@ def _oldest(judged: Sequence[WatchStatus], count: int, nights: NightStore) -> li
     waits = defaultdict(list)
     for request, tuned_at in since.items():
         posted, unfinished = tried.get(request.key, (tuned_at, False))
-        waits[request.device].append(((not unfinished, posted, request.key), request))
+        place = request.device, unmet(request) != ""
+        waits[place].append(((not unfinished, posted, request.key), request))
     in_order = (sorted(some, key=lambda one: one[0])[:count] for some in waits.values())
     return [request for some in in_order for _, request in some]
 
@@ -311,6 +310,8 @@ def _submit(
         wanted = [(one, Priority.NORMAL) for one in some]
         try:
             answers = jobs.submit_all(wanted, unmet=todo.unmet, client=NIGHTLY, fresh=NOT_FRESH)
+        except UnusableStore:  # the round is to be done again
+            raise
         except TunerError as error:
             errors += [{"what": one.problem.spec(), "why": str(error)} for one in some]
             continue
@@ -322,18 +323,47 @@ def _submit(
     return {"submitted": submitted, "waiting": waiting, "not_submitted": errors}
 
 
-def _pinned(request: JobRequest, workers: Sequence[WorkerStatus]) -> JobRequest:
-    """Return the request for one version of its engine."""
-    need = JobRequirements.of(request).newest(workers, engine_version_here(request.engine))
-    return replace(request, engine=need.engine)
+def _withdraw(todo: NightWork, jobs: JobStore) -> None:
+    """Withdraw from queued jobs if tonight's jobs for the same work are for other versions of the
+    engine, and no living worker has theirs, or they were for any version.
+    """
+    wanted = defaultdict(set)
+    for one in todo.watched:
+        wanted[_work(one.request)].add(one.request.engine)
+    for job in _queued_jobs(jobs):
+        request = job.request
+        if isinstance(request, UnreadableRequest):
+            continue
+        engines = wanted.get(_work(request), set())
+        replaced = engines and request.engine not in engines
+        if replaced and (todo.unmet(request) or JobRequirements.of(request).version is None):
+            jobs.cancel(job.id, NIGHTLY)
+
+
+def _queued_jobs(jobs: JobStore) -> Iterator[Job]:
+    query, after = JobQuery(client=NIGHTLY, states=frozenset({JobState.QUEUED})), None
+    while page := jobs.list(query, after=after, limit=AT_ONCE):
+        yield from page
+        after = page[-1].created_at, page[-1].id
+
+
+def _work(request: JobRequest) -> str:
+    """Return a key of the work of a request with any version of its engine, at any time."""
+    return replace(request, engine=request.engine.partition("==")[0].strip(), seed=0).key
+
+
+def _pinned(one: WatchStatus) -> JobRequest:
+    """Return the request for the engine version by which it was judged, if that is known."""
+    need = JobRequirements.of(one.request).pinned((), one.here)
+    return replace(one.request, engine=need.engine)
 
 
 def _why_not(nights: NightStore, day: date) -> str:
     night = nights.night(SCHEDULE, day)
-    if night is None or night.finished_at is None:
-        return "another process is doing it"
-    done = f"it was done at {night.finished_at:%H:%M} UTC"
-    return f"{done}; --force (in the API: force) does it again"
+    at = night and night.done_at()
+    if at is None:
+        return UNDER_WAY
+    return f"it was done at {at:%H:%M} UTC; --force (in the API: force) does it again"
 
 
 def _named(request: JobRequest) -> dict[str, Any]:
@@ -348,72 +378,3 @@ def _named(request: JobRequest) -> dict[str, Any]:
 
 def _dated(summary: Mapping[str, Any], day: date) -> dict[str, Any]:
     return {"schedule": SCHEDULE, "date": day.isoformat(), **summary}
-
-
-PAGE = 100
-
-
-class LocalWatching:
-    """A local store's watches, coverage and nights, with the methods of `RemoteQueue`."""
-
-    def __init__(self, settings: Settings, store: Database) -> None:
-        self._settings = settings
-        self._store = store
-        self._nights = NightStore(store)
-        self._lookups = Lookups(store)
-
-    def watches(self) -> Sequence[dict[str, Any]]:
-        """Return the watches that were added, in order of their ids."""
-        return [watch.as_json() for watch in self._nights.watches()]
-
-    def add_watch(self, watch: Mapping[str, Any]) -> dict[str, Any]:
-        """Add a watch, a table of nightly.toml, and return it as stored. Raises BadInput."""
-        wanted = named(read_watch(watch))
-        return self._nights.add_watch(wanted.as_json(), wanted.key, LOCAL).as_json()
-
-    def remove_watch(self, watch_id: int) -> None:
-        """Remove a watch. Raises BadInput if there is none with that id."""
-        if not self._nights.remove_watch(watch_id):
-            raise BadInput(f"there is no watch {watch_id}")
-
-    def stored(self, device: str | None) -> Iterator[dict[str, Any]]:
-        """Yield the stored results of a device, or of all, by environment and problem."""
-        after: tuple[int, int] | None = None
-        while found := self._lookups.stored_summaries(device, after, PAGE):
-            seen = self._lookups.environments({one.environment.device for one in found})
-            for row in stored_rows(found, seen):
-                yield {**row, "oldest": iso(row["oldest"]), "newest": iso(row["newest"])}
-            after = found[-1].cursor
-
-    def watched(self, device: str | None) -> Iterator[dict[str, Any]]:
-        """Yield the watched problems of a device, or of all, in the watch list's order."""
-        watch_list, skip = watch_list_of(self._settings, self._nights), 0
-        wanted = WatchedFilter(device)
-        while rows := watched_rows(watch_list, wanted, skip, PAGE, self._lookups):
-            for row in rows:
-                yield {**row, "tuned_at": iso(row["tuned_at"])}
-            skip += PAGE
-
-    def last_night(self) -> dict[str, Any]:
-        """Return the last night with its summary. Raises BadInput before the first."""
-        night = self._nights.last()
-        if night is None:
-            raise BadInput("there was no night yet: run `tuner nightly run` first")
-        return {**night.as_json(), **seen_now(night.summary, self._store)}
-
-    def night_diff(self, before: date, now: date) -> dict[str, Any]:
-        """Compare two finished nights. Raises BadInput for a day without a night."""
-        return diff_nights(self._store, SCHEDULE, before, now).as_json()
-
-    def run_night(self, *, dry_run: bool, force: bool) -> dict[str, Any]:
-        """Do tonight's round and return its summary."""
-        announcer = Announcer(self._settings)
-        return do_round(self._settings, self._store, announcer, dry_run=dry_run, force=force)
-
-    def nights(self, limit: int) -> Sequence[dict[str, Any]]:
-        """Return the newest nights with counts, the last first."""
-        return [night.as_json() for night in self._nights.counted(limit=limit)]
-
-    def workers(self) -> Sequence[WorkerStatus]:
-        """Return the workers of the last weeks."""
-        return WorkerStore(self._store).list()

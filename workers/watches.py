@@ -141,7 +141,7 @@ class Watch:
                 combination = model, tp, ep, dtype, engine, find_device(device).name
                 jobs = _jobs(self, combination, running, minute)
                 # Results are judged by the version that a job gets, if workers name a version.
-                pinned = need.pinned(workers, None).engine
+                pinned = need.newest(workers, None).engine
             except TunerError as error:
                 name = f"{model} TP {tp} EP {ep}" + (f" {dtype}" if dtype else "")
                 yield Unresolved(name, device, error)

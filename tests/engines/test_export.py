@@ -19,6 +19,7 @@ from tuner.cli.commands import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused, UnwritableOutput
+from tuner.export.delivery import cards_to_serve
 from tuner.export.diff import diff_exports
 from tuner.export.export import choose, deliveries_for, export, export_device, packaged_to_carry
 from tuner.export.selection import select
@@ -69,6 +70,43 @@ def test_real_loader_finds_and_picks_every_entry(engine, tmp_path):
     for gemm in Gemm:
         found = real.configs(PROBLEM, L40S.name, gemm, TRITON, root=tmp_path)
         assert found == {size: dict(config(size)) for size in BATCH_SIZES}
+
+
+@pytest.mark.parametrize(
+    ("release", "text", "names"),
+    [
+        ("sglang==0.5.16", "MI355X", ["MI355X", "MI355_OAM"]),
+        ("vllm==0.33.0", "MI355X", ["MI355X", "MI355_OAM"]),
+        ("vllm==0.33.0", "MI325_OAM", ["MI325X"]),  # which it knows by its number on the bus
+        ("vllm==0.10.2", "MI300X_VF", ["MI300X"]),
+        ("sglang==0.5.16", "MI300X_VF", ["MI300X_VF"]),
+    ],
+)
+def test_each_name_by_which_servers_may_ask_has_a_file(release, text, names, tmp_path):
+    engine, device = find_engine(release), find_device(f"AMD_Instinct_{text}")
+    problem = parse_problem("fused_moe:E=77,N=384,K=2048,top_k=8,dtype=bfloat16")
+    where = {"device": device.name, "engine": engine.name, "engine_version": engine.version}
+    some = of(problem, [one for one in winners() if one.entry.point.part is Gemm.UP], **where)
+    for _ in range(2):  # the second time over its own files
+        files = export(some, engine, device, tmp_path)
+        wanted = [f"E=77,N=384,device_name=AMD_Instinct_{name}.json" for name in names]
+        assert sorted(file.path.name for file in files) == sorted(wanted)
+    assert len({file.path.read_bytes() for file in files}) == 1
+    removed = export_device(left_alone(some), device, engine, tmp_path, allow_predicted=False)
+    assert sorted(removed.removed) == sorted(file.path for file in files)
+
+
+def test_a_further_name_for_which_the_engine_ships_a_file_keeps_it(tmp_path):
+    """Servers there run another incumbent, with which nothing was compared."""
+    engine, device = find_engine("vllm==0.33.0"), find_device("MI355X")
+    assert list(engine.root.rglob("E=160,N=384,device_name=AMD_Instinct_MI355_OAM,dtype=fp8*"))
+    problem = parse_problem("fused_moe:E=160,N=384,K=4096,top_k=8,dtype=fp8_w8a8")
+    where = {"device": device.name, "engine": "vllm", "engine_version": "0.33.0"}
+    some = of(problem, [one for one in winners() if one.entry.point.part is Gemm.UP], **where)
+    (file,) = export(some, engine, device, tmp_path)
+    assert "MI355X" in file.path.name
+    (delivery,) = deliveries_for(some, engine)
+    assert cards_to_serve(delivery, problem, device) == [device]
 
 
 def test_a_file_that_would_lack_a_size_is_refused_and_nothing_is_written(engine, tmp_path):

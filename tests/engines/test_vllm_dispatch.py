@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+from enum import Enum
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
-from real_vllm import LAYER, functions
+from real_vllm import LAYER, functions, package
 
 from tuner.devices.table import find_device
 from tuner.engines.dispatch import what_runs
 from tuner.engines.dispatch_table import dispatch_table
+from tuner.engines.settings import of_class
 from tuner.problems.registry import parse_problem
 
 TABLE = dispatch_table("vllm")
 assert TABLE
+CARDS = ("A100", "L40S", "H100", "B200", "B300", "RTX 5090", "GB10")
 BLOCKS = parse_problem("fused_moe:E=256,N=256,K=7168,top_k=8,dtype=fp8_w8a8,block_shape=128x128")
 WIDE = parse_problem("fused_moe:E=128,N=768,K=2048,top_k=8,dtype=bfloat16")
+
+
+INT4 = parse_problem("fused_moe:E=128,N=768,K=2048,top_k=8,dtype=int4_w4a16,block_shape=0x128")
+PROBLEMS = {"fp8": BLOCKS, "unquantized": WIDE, "int_wna16": INT4}
+GPT_OSS, QWEN = "GptOssForCausalLM", "Qwen3_5MoeForConditionalGeneration"
+
+
+class Member(str):
+    __name__ = property(str)
 
 
 class Names:
     """An enumeration whose members are their names."""
 
-    def __getattr__(self, name: str) -> str:
-        return name
+    def __getattr__(self, name: str) -> Member:
+        return Member(name)
 
 
-def preferred(release: str, oracle: str, sm: int, ep: int) -> list[str]:
-    """The order in which the release's own function would try its kernels."""
+def preferred(release: str, oracle: str, sm: int, ep: int, architecture: str) -> list[str]:
+    """The order in which the release's own functions would try its kernels."""
     platform = SimpleNamespace(
         is_cuda=lambda: True,
         is_rocm=lambda: False,
@@ -40,16 +53,32 @@ def preferred(release: str, oracle: str, sm: int, ep: int) -> list[str]:
         "Fp8MoeBackend": Names(),
         "UnquantizedMoeBackend": Names(),
         "MoEActivation": Names(),
-        "prioritize_humming": lambda order: order,
+        "WNA16MoEBackend": Names(),
+        "prioritize_humming": lambda order: _humming(release, order, sm),
         "kFp8Dynamic128Sym": "blocks",
         "kFp8Static128BlockSym": "blocks",
     }
     name = "_get_priority_backends"
     space = functions(release, f"{LAYER}/oracle/{oracle}.py", {name}, names)
     parallel = SimpleNamespace(ep_size=ep, dp_size=1, use_deepep_v2_kernels=False)
-    config = SimpleNamespace(moe_parallel_config=parallel, activation="SILU")
-    keys = ("blocks", "blocks") if oracle == "fp8" else ()
-    found: list[str] = space[name](config, *keys)
+    activation = "SWIGLUOAI" if architecture == GPT_OSS else "SILU"
+    config = SimpleNamespace(moe_parallel_config=parallel, activation=activation)
+    given = {"fp8": (config, "blocks", "blocks"), "unquantized": (config,), "int_wna16": ()}
+    found: list[str] = space[name](*given[oracle])
+    asks = "should_auto_disable_deep_gemm"
+    path = package(release) / f"{LAYER}/oracle/{oracle}.py"
+    if architecture == QWEN and asks in path.read_text(encoding="utf-8"):
+        wanted = {asks, "_DEEPGEMM_BLACKWELL_EXCLUDED_MODEL_TYPES"}
+        rules = functions(release, "utils/deep_gemm.py", wanted, {"current_platform": platform})
+        found = [one for one in found if one != "DEEPGEMM" or not rules[asks]("qwen3_5_moe_text")]
+    return found
+
+
+def _humming(release: str, order: list[str], sm: int) -> list[str]:
+    file = "model_executor/layers/quantization/utils/humming/priority.py"
+    wanted = {"prioritize_humming", "prefers_humming", "_HUMMING_PREFERRED_CAPABILITIES"}
+    rules = functions(release, file, wanted, {"Enum": Enum})
+    found: list[str] = rules["prioritize_humming"](order, sm)
     return found
 
 
@@ -68,22 +97,33 @@ RUNS = {
         "FLASHINFER_CUTLASS": ("FlashInfer", {90, 100, 103, 120, 121}),
         "TRITON": ("Triton", {80, 86, 89, 90, 100, 103, 120, 121}),
     },
+    "int_wna16": {
+        "FLASHINFER_TRTLLM": ("FlashInfer (TRT-LLM)", set()),  # only with its variable
+        "HUMMING": ("Humming", {80, 86, 89, 90, 100, 103, 120, 121}),
+        "MARLIN": ("Marlin", {80, 86, 89, 90, 100, 103, 120, 121}),
+    },
 }
+# Activations that kernels have not: `_supports_activation` of each.
+LACKS = {"unquantized": {GPT_OSS: {"FLASHINFER_TRTLLM"}}}
 
 
 @pytest.mark.parametrize("release", TABLE.releases)
-@pytest.mark.parametrize("ep", [1, 8])
-@pytest.mark.parametrize("card", ["A100", "L40S", "H100", "B200", "B300", "RTX 5090", "GB10"])
-@pytest.mark.parametrize("oracle", ["fp8", "unquantized"])
-def test_the_first_kernel_is_the_releases_first_that_runs(oracle, card, ep, release):
-    device = find_device(card)
-    sm = int(device.target.name.removeprefix("sm_"))
-    known = RUNS[oracle]
-    order = preferred(release, oracle, sm, ep)
-    theirs = next(known[name][0] for name in order if name in known and sm in known[name][1])
-    flags = {"--enable-expert-parallel": "1" if ep > 1 else "0"}
-    runs = what_runs("vllm", release, BLOCKS if oracle == "fp8" else WIDE, device, flags)
-    assert runs.kernels[0].name == theirs
+@pytest.mark.parametrize(
+    ("oracle", "architecture"),
+    [("fp8", ""), ("fp8", QWEN), ("unquantized", ""), ("unquantized", GPT_OSS), ("int_wna16", "")],
+)
+def test_the_first_kernel_is_the_releases_first_that_runs(oracle, architecture, release, subtests):
+    known, lacks = RUNS[oracle], LACKS.get(oracle, {}).get(architecture, ())
+    for card, ep in product(CARDS, (1, 8)):
+        with subtests.test(card=card, ep=ep):
+            device = find_device(card)
+            sm = int(device.target.name.removeprefix("sm_"))
+            order = preferred(release, oracle, sm, ep, architecture)
+            runs = (known[name] for name in order if name in known and name not in lacks)
+            theirs = next(name for name, cards in runs if sm in cards)
+            flags = of_class({"--enable-expert-parallel": "1" if ep > 1 else "0"}, architecture)
+            found = what_runs("vllm", release, PROBLEMS[oracle], device, flags)
+            assert found.kernels[0].name == theirs
 
 
 DELTA = parse_problem("gated_delta:key_heads=16,value_heads=32,key_dim=128,value_dim=128")

@@ -17,7 +17,7 @@ from tuner.jobs.workers import ALIVE
 from tuner.store.database import _VERSION, utc_now
 from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
-from tuner.store.nights import NightStore
+from tuner.store.nights import NightStore, Round
 from tuner.store.tables import jobs as table
 from tuner.store.workers import KNOWN, Figures, JobTimes, NewestNights
 
@@ -126,7 +126,7 @@ def test_the_last_nights(leases, figures):
     nights = NightStore(leases.database)
     began = nights.begin("nightly", date(2026, 11, 20))
     assert began
-    nights.finish("nightly", date(2026, 11, 20), began, {"submitted": ["a"], "errors": []})
+    nights.finish("nightly", date(2026, 11, 20), Round(began), {"submitted": ["a"], "errors": []})
     first = figures.read().nights
     assert first.finished_at is not None
     assert (first.summary["submitted"], first.summary["errors"]) == (["a"], [])

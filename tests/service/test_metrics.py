@@ -22,7 +22,7 @@ from tuner.store.connect import connect
 from tuner.store.database import Database, utc_now
 from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
-from tuner.store.nights import NightStore
+from tuner.store.nights import NightStore, Round
 from tuner.store.workers import Figures, WorkerStore
 from workers.metrics import Metrics
 from workers.settings import Settings
@@ -81,7 +81,7 @@ def test_workers_and_nights(server, store_url):
         began = nights.begin("nightly", date(2026, 11, 20))
         failed = [{"what": "nope", "why": "unknown"}]
         summary = {"errors": failed, "not_submitted": failed, "submitted": ["a", "b", "c"]}
-        nights.finish("nightly", date(2026, 11, 20), began, summary)
+        nights.finish("nightly", date(2026, 11, 20), Round(began), summary)
     seen = scrape(server)
     states = {
         state: seen.value("tuner_workers", device=L40S, state=state)

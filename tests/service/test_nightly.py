@@ -37,7 +37,7 @@ from tuner.store.database import Database, utc_now
 from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
 from tuner.store.lookups import Lookups
-from tuner.store.nights import GIVEN_UP, NightStore
+from tuner.store.nights import GIVEN_UP, NightStore, Round
 from tuner.store.results import ResultStore
 from tuner.store.tables import nightly_runs
 from tuner.store.tables import problems as table
@@ -209,7 +209,7 @@ class TestWorkOf:
             here.unlink(missing_ok=True)
             here.symlink_to(find_engine(f"sglang=={version}").root)
             _engine_version_here.cache_clear()  # a minute later
-            standings += [one.standing for one in watch_statuses([request], Lookups(store))]
+            standings += [one.standing for one in watch_statuses([request], Lookups(store), [])]
         assert standings == [WatchState.TUNED, WatchState.STALE]
 
     def test_sources_that_change_in_place_are_seen(self, settings, store, engine_here, monkeypatch):
@@ -225,7 +225,7 @@ class TestWorkOf:
             engine_here.write_text(changed)
             clock = SimpleNamespace(monotonic=lambda now=60.0 * minute: now)
             monkeypatch.setattr("workers.coverage.time", clock)
-            standings += [one.standing for one in watch_statuses([request], Lookups(store))]
+            standings += [one.standing for one in watch_statuses([request], Lookups(store), [])]
         assert standings == [WatchState.TUNED, WatchState.STALE, WatchState.TUNED]
 
     @pytest.mark.parametrize("is_stored", [True, False])
@@ -448,7 +448,7 @@ class TestRound:
         taken = late.begin(SCHEDULE, DAY)
         assert taken
         assert not late.begin(SCHEDULE, DAY)
-        late.finish(SCHEDULE, DAY, taken, {"watched": 0})
+        late.finish(SCHEDULE, DAY, Round(taken), {"watched": 0})
         much_later = NightStore(store, lambda: began + 10 * GIVEN_UP)
         assert not much_later.begin(SCHEDULE, DAY)
 
@@ -470,7 +470,7 @@ class TestRound:
         assert began
         skipped = run_nightly(settings, today=DAY, force=True)["skipped"]
         assert skipped == "another process is doing it"
-        NightStore(store).finish(SCHEDULE, DAY, began, {})
+        NightStore(store).finish(SCHEDULE, DAY, Round(began), {})
         with ThreadPoolExecutor(3) as pool:
             forced = lambda _: NightStore(store).begin(SCHEDULE, DAY, again=True)  # noqa: E731
             assert sorted(map(bool, pool.map(forced, range(3)))) == [False, False, True]
@@ -492,10 +492,10 @@ class TestRound:
         second = other.begin(SCHEDULE, DAY)
         assert first
         assert second
-        slow.finish(SCHEDULE, DAY, first, {"submitted": ["a"], "waiting": []})
+        slow.finish(SCHEDULE, DAY, Round(first), {"submitted": ["a"], "waiting": []})
         (night,) = other.nights()
         assert night.finished_at is None
-        other.finish(SCHEDULE, DAY, second, {"submitted": ["b"], "waiting": ["a"]})
+        other.finish(SCHEDULE, DAY, Round(second), {"submitted": ["b"], "waiting": ["a"]})
         (night,) = other.nights()
         assert night.finished_at
         assert (night.summary["submitted"], night.summary["waiting"]) == (["a", "b"], [])

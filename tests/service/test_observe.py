@@ -24,7 +24,7 @@ from worker_processes import replay, wait_for
 from api.settings import ApiSettings
 from tuner.store.jobs import JobStore
 from tuner.store.leases import Leases
-from tuner.store.nights import NightStore
+from tuner.store.nights import NightStore, Round
 from workers.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def scrapes(postgres, redis_url, tmp_path_factory):
         server.call("GET", "/healthz")
         add_worker(leases, 1)
         began = nights.begin("nightly", date(2026, 11, 20))
-        nights.finish("nightly", date(2026, 11, 20), began, {})
+        nights.finish("nightly", date(2026, 11, 20), Round(began), {})
         wait_for(lambda: jobs.get(done).state.finished)
 
         def worker() -> Scrape | None:

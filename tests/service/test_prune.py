@@ -14,7 +14,7 @@ from tuner.problems.points import Config
 from tuner.problems.results import Compiled, Entry, RunKey, Status, Totals
 from tuner.store.database import Database
 from tuner.store.jobs import JobStore
-from tuner.store.nights import NightStore
+from tuner.store.nights import NightStore, Round
 from tuner.store.prune import Pruning
 from tuner.store.results import ResultStore
 from tuner.store.tables import job_events, runs, trials
@@ -50,7 +50,7 @@ def jobs(store, clock):
 def test_what_is_old_and_nobody_needs_goes(store, jobs, leases, clock):
     nights = NightStore(store, clock)
     day = clock.now.date()
-    nights.finish("nightly", day, nights.begin("nightly", day), {})
+    nights.finish("nightly", day, Round(nights.begin("nightly", day)), {})
     results = ResultStore(store, clock)
     for seed in range(7):  # each replaces the winner of the one before
         last = tuned(results, seed)
@@ -65,7 +65,7 @@ def test_what_is_old_and_nobody_needs_goes(store, jobs, leases, clock):
     results.withdraw(PROBLEM, "NVIDIA_L40S", "sglang")
     current = tuned(results, 51)
     day = clock.now.date()
-    nights.finish("nightly", day, nights.begin("nightly", day), {})
+    nights.finish("nightly", day, Round(nights.begin("nightly", day)), {})
 
     gone = Pruning(store, clock).prune(AGE)
     assert gone == {"jobs": 1, "runs": 8, "trials": 7 * len(batch(0)), "nights": 1}

@@ -113,7 +113,7 @@ def test_a_run_tries_the_shelf_s_entries(results):
 
 def standing(results, engine="sglang==0.5.16", problem=PROBLEM):
     request = new_request(problem, "H200", engine=engine)
-    (found,) = watch_statuses([request], Lookups(results.database))
+    (found,) = watch_statuses([request], Lookups(results.database), [])
     return found.standing, found.why
 
 

@@ -38,7 +38,7 @@ from tuner.store.leases import Leases
 from tuner.store.nights import NightStore
 from tuner.store.results import ResultStore
 from tuner.store.workers import WorkerStore
-from workers.nightly import do_round, due_night
+from workers.nightly import do_round
 from workers.queue import Announcer
 from workers.settings import Settings
 
@@ -109,9 +109,8 @@ class World:
             self.workers.beat(one)
 
     def night(self, store: Database, *, force: bool = False) -> dict[str, Any]:
-        today = due_night(self.settings, self.clock())
         announcer = Announcer(self.settings)
-        return do_round(self.settings, store, announcer, force=force, today=today, clock=self.clock)
+        return do_round(self.settings, store, announcer, force=force, clock=self.clock)
 
     def both_try(self) -> list[dict[str, Any]]:
         """What two processes did that try at the same time: the rounds that were not skipped."""

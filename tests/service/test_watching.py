@@ -17,7 +17,7 @@ from tuner.problems.results import Compiled, Entry, Environment, Status, Totals
 from tuner.store.database import Database
 from tuner.store.jobs import JobStore
 from tuner.store.keys import KeyStore, Scope
-from tuner.store.nights import NightStore
+from tuner.store.nights import NightStore, Round
 from tuner.store.results import ResultStore
 from workers.nightly import SCHEDULE
 from workers.settings import Settings
@@ -283,7 +283,7 @@ class TestApi:
         for days in range(3):
             day = DAY + timedelta(days=days)
             long = {"watched": 1000, "missing": [{**entry, "job_id": str(n)} for n in range(1000)]}
-            nights.finish(SCHEDULE, day, nights.begin(SCHEDULE, day), long)
+            nights.finish(SCHEDULE, day, Round(nights.begin(SCHEDULE, day)), long)
         listed = server.call("GET", "/v1/nights")
         assert [one["counts"]["missing"] for one in listed.json["nights"]] == [1000] * 3
         assert len(listed.body) < 2000

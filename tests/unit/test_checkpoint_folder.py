@@ -188,21 +188,27 @@ class TestBlocks:
     @pytest.mark.parametrize(
         ("cut", "version", "expected"),
         [
-            (Cut(320, 2560, 2, (128, 128), "fp8"), "0.30.0", (64, 64)),
-            (Cut(320, 2560, 2, (128, 128), "fp8"), "0.29.0", (64, 64)),
+            (Cut(320, 2560, 2, (128, 128), "fp8"), "0.30.0", (320, 2560, 64)),
+            (Cut(320, 2560, 2, (128, 128), "fp8"), "0.29.0", (320, 2560, 64)),
             (Cut(320, 2560, 2, (128, 128), "fp8"), "0.28.0", None),
             (Cut(320, 2560, 2, (128, 128), "compressed-tensors float8"), "0.33.0", None),
             (Cut(336, 2560, 2, (128, 128), "fp8"), "0.33.0", None),  # it would be 16
-            (Cut(256, 2560, 2, (128, 128), "fp8"), "0.33.0", (128, 128)),
+            (Cut(256, 2560, 2, (128, 128), "fp8"), "0.33.0", (256, 2560, 128)),
+            (Cut(320, 2880, 2, (128, 128), "fp8_per_block"), "0.25.0", (384, 2944, 128)),
+            (Cut(320, 2560, 2, (128, 128), "fp8_per_block"), "0.24.0", None),
+            (Cut(256, 2880, 2, (128, 128), "fp8_per_block"), "0.24.0", None),
+            (Cut(256, 2560, 2, (128, 128), "fp8_per_block"), "0.24.0", (256, 2560, 128)),
         ],
     )
-    def test_vllm_refines_since_a_release(self, cut, version, expected, monkeypatch):
+    def test_vllm_refines_and_pads_since_a_release(self, cut, version, expected, monkeypatch):
         monkeypatch.setenv("TUNER_ENGINE_PATH", "")  # as its table says, whatever is on disk
         if expected:
-            assert vllm.rank_block(cut, version, SM90) == expected
+            found = vllm.rank_cut(cut, version, SM90)
+            assert (found.N, found.K, *found.block) == (*expected, expected[2])
         else:
-            with pytest.raises(BadProblem, match="is not divisible by weight quantization"):
-                vllm.rank_block(cut, version, SM90)
+            refused = "is not divisible by weight quantization|that do not divide N="
+            with pytest.raises(BadProblem, match=refused):
+                vllm.rank_cut(cut, version, SM90)
 
     def test_sglang_with_aiter_pads_what_it_refuses_without(self):
         """The plan of a model's other layers goes on there."""

@@ -113,7 +113,10 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
         ("sglang 0.5.23", "H100", qwen, asymmetric, 384, ["Marlin"], {}),
         ("sglang 0.5.23", "B200", qwen, int4, 384, ["Triton"], {}),
         ("sglang 0.5.23", "B200", qwen, asymmetric, 384, ["Marlin"], {}),
-        ("sglang 0.5.23", "B200", "DeepseekV3ForCausalLM", int4, 384, ["FlashInfer"], {}),
+        ("sglang 0.5.16", "B200", "DeepseekV3ForCausalLM", int4, 384, ["FlashInfer"], runner),
+        ("sglang 0.5.23", "B200", "DeepseekV3ForCausalLM", int4, 384, ["FlashInfer"], runner),
+        ("sglang 0.5.23", "B200", "DeepseekV3ForCausalLM", asymmetric, 384, ["Marlin"], {}),
+        ("sglang 0.5.23", "MI300X", "DeepseekV3ForCausalLM", int4, 384, ["Triton"], {}),
         ("sglang 0.5.16", "H100", qwen, awq, 384, ["Marlin"], wna16),
         ("sglang 0.5.16", "H100", qwen, awq, 192, ["Triton"], {}),  # 192 holds 1.5 groups
         ("sglang 0.5.16", "H100", "Llama4ForCausalLM", awq, 384, ["Triton"], {}),
@@ -125,8 +128,10 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
         ("sglang 0.5.16", "H100", nemotron, modelopt, 384, ["FlashInfer"], None),
         ("sglang 0.5.16", "H100", nemotron, weights(8, "float"), 384, ["Triton"], {}),
         ("vllm 0.33.0", "H100", qwen, weights(8, "float"), 384, ["CUTLASS"], None),
-        ("vllm 0.33.0", "H100", qwen, awq, 384, ["Marlin"], {}),
-        ("vllm 0.33.0", "H100", qwen, awq, 192, ["Triton's kernel for int4"], {}),
+        ("vllm 0.24.0", "H100", qwen, awq, 384, ["Marlin"], {}),
+        ("vllm 0.33.0", "H100", qwen, awq, 384, ["Humming", "Marlin"], {}),
+        ("vllm 0.33.0", "A100", qwen, awq, 192, ["Triton's kernel for int4"], {}),
+        ("vllm 0.33.0", "A100", qwen, gptq, 192, ["Triton's kernel for int4"], {}),
         ("vllm 0.33.0", "H100", qwen, {"quant_method": "fp8"}, 384, ["Triton"], {}),
         ("vllm 0.33.0", "H100", qwen, modelopt, 384, ["FlashInfer", "Triton"], None),
         ("vllm 0.33.0", "L40S", qwen, weights(8, "int"), 384, ["Triton's kernel for int8"], {}),
@@ -149,11 +154,41 @@ def test_how_the_checkpoint_is_stored_settles_what_runs(subtests, tmp_path):
                 engine, version, problem, find_device(device), flags | found.to_triton
             )
             assert not found.to_triton or (with_it and with_it.always_triton)
+            if found.kernels[-1].name == "Marlin" and not found.to_triton:  # as the answer says
+                for hidden in (wna16, runner) if engine == "sglang" else ():
+                    other = what_runs(engine, version, problem, find_device(device), flags | hidden)
+                    assert other and not other.may_read, hidden
+
+
+def test_a_flag_has_all_its_names():
+    for name in ("--ep-size", "--ep", "--expert-parallel-size"):
+        settings = of_class({name: "4"}, "GptOssForCausalLM")
+        assert asked("0.5.16", "H100", MOE_BF16, settings).always_triton
+    assert not asked("0.5.16", "H100", MOE_BF16, of_class({}, "GptOssForCausalLM")).always_triton
+
+
+def test_flags_choose_the_kernel_of_kimis_int4_on_blackwell(subtests):
+    for flags, name in (
+        ({}, "FlashInfer (TRT-LLM)"),
+        ({"--moe-a2a-backend": "deepep"}, "Triton"),
+        ({"--moe-runner-backend": "marlin"}, "Marlin"),
+        ({"--moe-runner-backend": "flashinfer_trtllm"}, "FlashInfer (TRT-LLM)"),
+    ):
+        with subtests.test(flags):
+            settings = of_model(flags, "kimi-k2-thinking")
+            problem = MOE_INT4.replace("0x128", "0x32")
+            assert [one.name for one in asked("0.5.23", "B200", problem, settings).kernels] == [
+                name
+            ]
 
 
 def test_16_bit_experts_that_a_server_quantises_as_it_loads_have_no_stored_scales(subtests):
     """Of the others nobody knows which checkpoint is served."""
-    for flags, kernels in (({"--quantization": "fp8"}, ["Triton"]), ({}, ["FlashInfer", "Triton"])):
+    for flags, kernels in (
+        ({"-q": "fp8"}, ["Triton"]),
+        ({"--quantization": "fp8_per_channel"}, ["Triton"]),
+        ({}, ["FlashInfer", "Triton"]),
+    ):
         with subtests.test(flags):
             settings = of_model(flags, "gemma-4-26b-a4b")
             serving = Serving(engine="vllm", dtype=Dtype.FP8_W8A8)
@@ -358,6 +393,21 @@ def test_a_card_whose_triton_has_no_8_bit_floats_reads_no_file(subtests):
             assert asked(version, card, MOE_BF16).always_triton
     for card in ("L4", "L40S", "RTX 4090"):
         assert asked("0.5.23", card, MOE_FP8).line().endswith("it reads tuned files")
+    for engine, problem, settings in (
+        ("vllm", FP8, {}),
+        (
+            "sglang",
+            MOE_FP8,
+            of_class({"checkpoint": "fp8_w8a8 modelopt fp8"}, "NemotronHForCausalLM"),
+        ),
+    ):
+        a100 = what_runs(engine, "", problem_of(problem), find_device("A100"), settings)
+        assert not a100.may_read and not a100.to_triton
+    refined = MOE_FP8.replace("128x128", "64x64")
+    assert (
+        "a server stops"
+        in what_runs("vllm", "0.33.0", problem_of(refined), find_device("A10")).line()
+    )
     vllm = what_runs("vllm", "0.33.0", problem_of(MOE_FP8), find_device("A10"))
     assert vllm.line().endswith(
         "runs Marlin here; no option makes it run Triton, so it reads no tuned file"
@@ -472,6 +522,30 @@ def test_vllm_answers_as_far_as_it_was_read():
     assert vllm("H200", FP8) == "DeepGEMM"
     assert vllm("H200", MLA) is None
     assert vllm("MI300X", MOE_FP8) == "AITER"
+    off = {"VLLM_ROCM_USE_AITER": "1", "VLLM_ROCM_USE_AITER_MOE": "0"}
+    assert vllm("MI300X", MOE_FP8, off) == vllm("MI300X", MOE_BF16, off) == "Triton"
+    assert vllm("MI300X", MOE_INT8) == "Triton's kernel for int8"
+    for card, flags, name in (
+        ("H200", {"-ep": "1"}, "FlashInfer (CUTLASS)"),
+        ("H200", {"VLLM_USE_DEEP_GEMM": "1"}, "DeepGEMM"),
+        ("H200", {"VLLM_USE_DEEP_GEMM": "1", "VLLM_MOE_USE_DEEP_GEMM": "0"}, "Triton"),
+        ("H200", {"VLLM_MOE_USE_DEEP_GEMM": "1"}, "DeepGEMM"),
+        ("RTX 5090", {"VLLM_MOE_USE_DEEP_GEMM": "0"}, "Triton"),
+        ("RTX 5090", {"VLLM_USE_DEEP_GEMM": "0"}, "Triton"),
+    ):
+        assert vllm(card, MOE_FP8, flags) == name, (card, flags)
+    assert vllm("H200", FP8, {"VLLM_USE_DEEP_GEMM": "0"}) == "CUTLASS"
+    kimi, variable = MOE_INT4.replace("0x128", "0x32"), {"VLLM_USE_FLASHINFER_MOE_INT4": "1"}
+    assert vllm("B200", kimi) == vllm("B200", MOE_INT4, variable) == "Marlin"
+    assert vllm("B200", kimi, variable) == "FlashInfer (TRT-LLM)"
+    for card in ("B200", "RTX 5090"):
+        assert vllm(card, FP8, of_class({}, "Qwen3_5ForConditionalGeneration")) == "CUTLASS"
+    channels = MOE_FP8.partition(",block_shape")[0]
+    assert vllm("H200", channels, {"--quantization": "fp8_per_channel"}) == "CUTLASS"
+    b200 = what_runs(
+        "vllm", "0.33.0", problem_of(channels), find_device("B200"), {"-q": "fp8_per_channel"}
+    )
+    assert b200.line().endswith("batches of up to 8 tokens run Triton and read tuned files")
     assert vllm("MI300X", MOE_BF16, {"VLLM_ROCM_USE_AITER": "0"}) == "Triton"
     assert vllm("R9700", MOE_FP8, {"VLLM_ROCM_USE_AITER": "1"}) == "Triton"
     assert vllm("R9700", FP8, {"VLLM_ROCM_USE_AITER": "1"}) == "Triton"
@@ -536,7 +610,7 @@ def rows_of(values):
 
 
 def test_rows_have_known_fields_and_open_questions(values):
-    optional = {"alone", "backends", "classes", "looked_for", "old_variables", "refuses"}
+    optional = {"alone", "backends", "classes", "looked_for", "other_names", "refuses"}
     assert set(values) - optional == {"releases", "root", "kinds", "flags", "unknown", "row"}
     assert set(values["kinds"]) == set(values["row"])
     asked_for = set()

@@ -1,6 +1,8 @@
 """Load proof of dense GEMMs: the messages are made by the plugin and the real loaders."""
 
 import logging
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ from plugin_cases import gemm_file, here, put
 
 from tuner.bindings.sglang.plugin import gemm
 from tuner.deploy.load_proof import render_proof
+from tuner.deploy.load_proof.asked import asked_of
 from tuner.deploy.load_proof.deployed import Deployed
 from tuner.deploy.load_proof.proof import LoadOutcome
+from tuner.engines.logs.facts import facts_of_line
 from tuner.families.dense_gemm.problem import DenseGemm, parse_dense_gemm
 from tuner.problems.points import Config
 from tuner.problems.results import Status
@@ -181,3 +185,13 @@ def test_the_one_line_of_a_folder_that_serves_a_fleet_is_read(said, tmp_path):
     assert LoadOutcome.FAILED not in outcomes and LoadOutcome.MALFORMED not in outcomes
     refused = [load for load in proof.loads if load.outcome is LoadOutcome.REFUSED]
     assert "refused 12 more files" in {load.reason for load in refused}
+
+
+def test_of_a_card_with_two_names_the_server_s_own_counts(subtests):
+    """An export has a file for each name; a server asks by one of them."""
+    names = [f"E=77,N=384,device_name=AMD_Instinct_MI355{end}" for end in ("X", "_OAM")]
+    folder = Deployed(tuned={f"configs/{name}.json": {"ok": 1} for name in names})
+    for deployed, own in product((folder, replace(folder, asked=frozenset(names))), names):
+        with subtests.test(asked=deployed.asked, own=own):
+            found = asked_of(deployed, facts_of_line(f"found /x/configs/{own}.json"), [own])
+            assert (found.yes, found.no) == (frozenset({own}), frozenset(names) - {own})

@@ -1,6 +1,7 @@
 """Models from presets, config.json files and warning lines, and the problems they divide into."""
 
 import json
+from dataclasses import replace
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.bindings.sglang.fused_moe import parse_config_name
+from tuner.devices.table import find_device
 from tuner.errors import (
     BadInput,
     BadProblem,
@@ -252,6 +254,7 @@ class TestConfigJson:
         "words",
         [
             {"num_experts": 0},
+            {"num_experts": 1, "num_experts_per_tok": 1, "architectures": ["JambaForCausalLM"]},
             {
                 "num_experts": None,
                 "num_experts_per_tok": None,
@@ -368,6 +371,13 @@ class TestDivision:
     def test_sizes_start_at_one(self, tp, ep):
         with pytest.raises(BadProblem, match="start at 1"):
             moe_problem(find_preset("deepseek-r1"), tp, ep)
+
+    def test_every_second_layer_of_llama_4_maverick_has_experts(self):
+        """Both of its classes: 128 experts of 8 ranks fit H200s."""
+        whole = find_preset("llama-4-maverick")
+        for name in ("Llama4ForConditionalGeneration", "Llama4ForCausalLM"):
+            model = replace(whole, architecture=name)
+            assert not models.too_large(model, moe_problem(model, 8), find_device("H200"))
 
     def test_another_dtype_drops_the_checkpoint_s_blocks(self):
         model = find_preset("deepseek-r1")

@@ -274,7 +274,9 @@ def test_all_to_all_gives_ranks_whole_shared_experts_beside_the_routed():
 @pytest.mark.parametrize(
     ("engine", "word"),
     [
-        *(("vllm==0.33.0", word) for word in ("fp8_per_block", "mxfp8", "experts_int8")),
+        *(("vllm==0.33.0", word) for word in ("nvfp4_per_token", "mxfp8", "experts_int8")),
+        ("vllm==0.19.1", "fp8_per_block"),
+        ("vllm==0.23.0", "fp8_per_channel"),
         *(("sglang==0.5.23", word) for word in ("mxfp8", "bitsandbytes", "modelopt_fp8")),
     ],
 )
@@ -290,7 +292,26 @@ def test_16_bit_weights_that_the_server_converts_are_not_tuned_as_such(engine, w
     assert resolve(find_preset("qwen3-30b-a3b-fp8"), replace(serving, tp=2)).problems
 
 
-def test_vllm_has_short_and_long_words_for_fp8():
-    for flags in ("-q fp8", "--quantization fp8_per_tensor"):
-        found = specs("qwen3-30b-a3b", "vllm==0.33.0", f"-tp 4 {flags}")
-        assert found[0] == "fused_moe:E=128,N=192,K=2048,top_k=8,dtype=fp8_w8a8"
+def test_vllm_has_short_and_long_words_for_fp8(subtests):
+    """Blocks of weights that are quantised as they load are whole: sizes are rounded up."""
+    blocks, channels = "dtype=fp8_w8a8,block_shape=128x128", "dtype=fp8_w8a8,per_channel_quant"
+    for flags, size in (
+        ("-q fp8", "N=192,K=2048,top_k=8,dtype=fp8_w8a8"),
+        ("--quantization fp8_per_tensor", "N=192,K=2048,top_k=8,dtype=fp8_w8a8"),
+        ("-q fp8_per_channel", f"N=192,K=2048,top_k=8,{channels}"),
+        ("-q fp8_per_block", f"N=256,K=2048,top_k=8,{blocks}"),
+    ):
+        with subtests.test(flags):
+            found = specs("qwen3-30b-a3b", "vllm==0.33.0", f"-tp 4 {flags}")
+            assert found[0] == f"fused_moe:E=128,{size}"
+    serving = as_flags_say(
+        Serving("vllm", "0.33.0", find_device("H200"), tp=4, dtype=Dtype.FP8_W8A8),
+        server_settings("--quantization fp8_per_block"),
+    )
+    as_asked = resolve(
+        find_preset("qwen3-30b-a3b"), replace(serving, options={"block_shape": (128, 128)})
+    )
+    for found in (as_asked, resolve(find_preset("qwen3-30b-a3b"), serving)):
+        assert found.problems[0].spec() == f"fused_moe:E=128,N=256,K=2048,top_k=8,{blocks}"
+        (note,) = (one for one in found.notes if "pads" in one)
+        assert note.endswith("pads experts to whole blocks of 128x128: N=256 for 192")

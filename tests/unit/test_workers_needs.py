@@ -1,5 +1,6 @@
 """Which worker can do a job, which version of an engine it is for, and why nobody can do it."""
 
+import socket
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
@@ -29,6 +30,11 @@ def status(info: WorkerInfo = INFO, **changes: object) -> WorkerStatus:
 
 def having(*engines: str, device: str = "NVIDIA_L40S") -> WorkerStatus:
     return status(replace(INFO, engines=engines, device=device))
+
+
+def away(host: str, engine: str, hours: int = 1) -> WorkerStatus:
+    info = replace(INFO, name=f"gpu-0@{host}", host=host, engines=(engine,))
+    return status(info, alive=False, seen_at=NOW - timedelta(hours=hours))
 
 
 def test_a_worker_asks_for_what_it_can_do():
@@ -83,6 +89,24 @@ def test_a_job_is_for_a_version_that_a_living_worker_has(here, workers, pinned):
     assert replace(MEASURE, engine="sglang").pinned(workers, here).engine == pinned
     named = replace(MEASURE, engine="sglang==0.4.4")
     assert named.pinned(workers, here) == named
+
+
+@pytest.mark.parametrize(
+    ("workers", "newest"),
+    [
+        ([], "sglang==0.5.16"),
+        ([having("sglang==0.5.12"), having("sglang==0.5.14")], "sglang==0.5.14"),
+        ([having("sglang==0.5.12"), away("b", "sglang==0.5.23")], "sglang==0.5.12"),
+        ([away("b", "sglang==0.5.12"), away("c", "sglang==0.5.9")], "sglang==0.5.12"),
+        ([away("b", "sglang==0.5.23", 9), away("b", "sglang==0.5.12", 2)], "sglang==0.5.12"),
+        ([away(socket.gethostname(), "sglang==0.5.12")], "sglang==0.5.16"),
+        ([away("b", "vllm==0.20.0"), having(device="NVIDIA_H20")], "sglang==0.5.16"),
+    ],
+)
+def test_repeated_work_is_for_the_workers_that_take_it_or_are_expected_back(workers, newest):
+    """Of a worker that was started again, the last start tells; 0.5.16 is on this machine."""
+    assert replace(MEASURE, engine="sglang").newest(workers, "0.5.16").engine == newest
+    assert MEASURE.newest(workers, "0.5.1") == MEASURE
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tuner.cli.options import (
     DeviceOrHere,
     DtypeName,
     Json,
+    ServerArgs,
     Tp,
     WritePatch,
 )
@@ -71,6 +72,7 @@ def check(
         ),
     ] = "",
     dtype: DtypeName = None,
+    server_args: ServerArgs = "",
     write_patch: WritePatch = None,
     as_json: Json = False,
 ) -> None:
@@ -83,15 +85,17 @@ def check(
     family = choice.family or _checked_by_model(targets)
     if write_patch and family is None:
         raise BadInput("--write-patch is for a model's attention: name the model in place of files")
-    if dtype and not model and family is None:
-        raise BadInput("--dtype is for the model of files: name it with --model")
+    for option, given in (("--dtype", dtype), ("--server-args", server_args)):
+        if given and not model and family is None:
+            raise BadInput(f"{option} is for the model of files: name it with --model")
     paths = files_to_check(targets) if family is None else []
     found = find_engine(engine or engine_of_files(paths))
+    served = tp, dtype, server_args
     if family is None:
-        served = model, tp, dtype
-        reports = _check_files(paths, [*map(Path, targets)], device, found, served, choice)
+        named = [*map(Path, targets)]
+        reports = _check_files(paths, named, device, found, (model, *served), choice)
     else:
-        reports = _check_problems(targets, device, found, (tp, dtype), choice, family)
+        reports = _check_problems(targets, device, found, served, choice, family)
     for runs in (one for report in reports for one in getattr(report, "runs", ())):
         say(runs.line())
     say_other_triton(found)
@@ -107,13 +111,13 @@ def _check_files(
     named: Sequence[Path],
     device: str,
     engine: Engine,
-    served: tuple[str, int, str | None],
+    served: tuple[str, int, str | None, str],
     choice: FamilyChoice,
 ) -> list[CheckResult]:
-    """Check files for the `served` model, tp and dtype; their names alone if the GPU is refused."""
+    """Check files for what is `served`; their names alone if the GPU is refused."""
     from tuner.devices.here import card_to_check_or_here, device_or_here
 
-    model, tp, dtype = served
+    model, tp, dtype, server_args = served
     device = device or device_of_files(paths)
     try:  # a model's name needs the card itself
         card = device_or_here(device) if model else card_to_check_or_here(device)
@@ -122,7 +126,7 @@ def _check_files(
             raise
         return [check_names(paths, device, engine, named, refused)]
     say_other_device(paths, card)
-    asked, _ = asked_model(model, "", card, engine, tp, dtype)
+    asked, _ = asked_model(model, server_args, card, engine, tp, dtype)
     with waiting("compiling the files' entries"):
         return check_files(paths, card, engine, tp, choice, named, asked)
 
@@ -131,12 +135,12 @@ def _check_problems(
     targets: Sequence[str],
     device: str,
     engine: Engine,
-    served: tuple[int, str | None],
+    served: tuple[int, str | None, str],
     choice: FamilyChoice,
     family: Family,
 ) -> list[Any]:
     """Check the configurations that an engine launches for a model's kernels of a family. The
-    model's tp and dtype are `served`.
+    model's tp, dtype and flags are `served`.
     """
     from tuner.devices.here import device_or_here
 
@@ -145,7 +149,9 @@ def _check_problems(
     card = device_or_here(device)
     named = read_command_target(targets[0])
     choice = replace(choice, names=(family.name,))
-    asked = TargetOptions(named, card, engine.name, engine.version, *served, named.settings(""))
+    tp, dtype, server_args = served
+    flags = named.settings(server_args)
+    asked = TargetOptions(named, card, engine.name, engine.version, tp, dtype, flags)
     resolved = resolve(asked, choice)
     for note in resolved.notes:
         say(note)

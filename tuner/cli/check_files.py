@@ -307,8 +307,8 @@ def _served(
     found = resolve(model, replace(choice, names=(family.name,)))
     for note in found.notes:
         say(note)
-    cards = [replace(device, name=name) for name in device.driver_names]
     names = family.module("check").asked_names
+    cards = device.under_each_name
     asked = [name for card in cards for name in names(found.problems, card, engine)]
     ep = f", ep={choice.values['ep']}" if choice.values.get("ep") else ""
     server = f"{model.target.text} at tp={model.tp}{ep} on {device.name}"

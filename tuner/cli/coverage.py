@@ -29,7 +29,7 @@ from tuner.render import columns, printable
 
 if TYPE_CHECKING:
     from tuner.jobs.client import RemoteQueue
-    from workers.nightly import LocalWatching
+    from workers.local_watching import LocalWatching
     from workers.settings import Settings
 
     Watching = LocalWatching | RemoteQueue
@@ -59,7 +59,7 @@ def open_watching(server: str | None, settings: Settings | None = None) -> Itera
         return
     refuse_foreign("workers")
     from tuner.store.database import Database
-    from workers.nightly import LocalWatching
+    from workers.local_watching import LocalWatching
     from workers.settings import read_settings
 
     settings = settings or read_settings()

@@ -12,14 +12,14 @@ import typer
 from tuner.cli.app import command_of, refuse_foreign, show
 from tuner.cli.coverage import item, nightly, open_watching
 from tuner.cli.options import Json, Server
-from tuner.errors import BadInput, ServerUnavailable, StoreUnreachable
+from tuner.errors import BadInput, ServerUnavailable, StoreFull, StoreUnreachable
 from tuner.render import table
 
 if TYPE_CHECKING:
     from tuner.cli.coverage import Watching
 
 LISTED = 30
-AWAY = 75  # EX_TEMPFAIL of sysexits.h: what starts the command may try again later
+AWAY = 75  # EX_TEMPFAIL of sysexits.h: what starts the command is to try again later
 
 
 @command_of(nightly, "run")
@@ -45,10 +45,10 @@ def run_night(
     """Queue missing and outdated problems, at most once a day.
 
     The watch list names them. Exit 1 if a watch or a job could not be queued, and 75 if the server
-    or the store is away.
+    or the store is away, or another process does the night.
     """
     refuse_foreign("workers")
-    from workers.nightly import errors_of
+    from workers.nightly import UNDER_WAY, errors_of
 
     if last + past + (dry_run or force) > 1:
         raise BadInput("--last and --list only show runs: leave the other options out")
@@ -61,6 +61,8 @@ def run_night(
     show(as_json, lambda: summary, lambda: _night_text(summary))
     if errors_of(summary) and not last:
         raise typer.Exit(1)
+    if summary.get("skipped") == UNDER_WAY:  # whether it comes to its end is not known yet
+        raise typer.Exit(AWAY)
 
 
 @contextlib.contextmanager
@@ -77,7 +79,7 @@ def _open_nights(server: str | None, watch_list: Path | None) -> Iterator[Watchi
     try:
         with open_watching(server, settings) as watching:
             yield watching
-    except (ServerUnavailable, StoreUnreachable) as error:
+    except (ServerUnavailable, StoreUnreachable, StoreFull) as error:
         error.exit_code = AWAY
         raise
 

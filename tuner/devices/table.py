@@ -106,6 +106,11 @@ class Device:
         return (self.name, *(alias for alias in self.aliases if "_" in alias))
 
     @property
+    def under_each_name(self) -> tuple[Device, ...]:
+        """Return the card under each of its drivers' names: servers ask for files by them."""
+        return tuple(replace(self, name=name) for name in self.driver_names)
+
+    @property
     def vendor(self) -> str:
         """Return the first word of the names of its maker's cards: NVIDIA, AMD."""
         return self.name.partition("_")[0]

@@ -95,8 +95,10 @@ def config_file(path: str, engine: str, context: Context, serving: Serving) -> M
             return MissingFile(path, engine, family, None, error, stranger=stranger)
         except BadInput as error:
             missing = MissingFile(path, engine, family, None, error, stranger=stranger)
-        if not named_in(context.model) or not isinstance(missing.error, NoSuchLayer):
-            break  # nothing is known of this model
+        converts = context.flags(engine).converts and not context.quantised()
+        known = named_in(context.model) and not converts  # which may change a rank's sizes
+        if not known or not isinstance(missing.error, NoSuchLayer):
+            break
         at = f" at tp={context.tp}" if context.tp else ""
         stranger = (
             f"No layer of {context.model}{at} asks for {missing.name}, by the rules that are known "

@@ -284,7 +284,9 @@ def _runs(
         return None
     older = bool(version) and table.is_older(version)
     kernels, wanted, reads = _kernels(asked), asked.to_triton, asked.reads
-    stops, refusal = _stops(kernels[-1], problem, device, engine), asked.refusal
+    stops, refusal = _stops(problem, device, engine), asked.refusal
+    if stops and not kernels[-1].triton:  # another kernel runs, and flags for Triton would stop it
+        stops, wanted = "", {}
     if stops or refusal:  # so no tuned file is read
         kernels, wanted = [replace(kernel, triton=False) for kernel in kernels], {}
         reads = stops or (_refused(refusal) if refusal else "")
@@ -354,8 +356,7 @@ def _of_its_type(given: dict[str, str], problem: Problem) -> dict[str, str]:
     than the checkpoint's, because those do not divide it, the checkpoint is "halved".
     """
     stored, dtype = given.get(CHECKPOINT, ""), getattr(problem, "dtype", None)
-    words = {given.get(name) for name in ("--quantization", "-q")}
-    at_load = stored.endswith(" none") and bool(words & {"fp8", "fp8_per_tensor"})
+    at_load = stored.endswith(" none") and "--quantization" in given
     own = isinstance(dtype, Dtype) and dtype.value == stored.partition(" ")[0]
     if not (own or at_load):
         return {name: value for name, value in given.items() if name != CHECKPOINT}
@@ -364,12 +365,10 @@ def _of_its_type(given: dict[str, str], problem: Problem) -> dict[str, str]:
     return {**given, CHECKPOINT: f"{stored} halved"} if groups and width < int(groups[1]) else given
 
 
-def _stops(last: Kernel, problem: Problem, device: Device, engine: str) -> str:
-    """Return words if Triton, an engine's last choice, cannot compile the problem's type."""
-    dtype = getattr(problem, "dtype", None)
-    if not (last.triton and dtype is Dtype.FP8_W8A8):
-        return ""
-    return stops_at_fp8(engine, problem.family, device)
+def _stops(problem: Problem, device: Device, engine: str) -> str:
+    """Return words if Triton cannot compile the problem's type."""
+    fp8 = getattr(problem, "dtype", None) is Dtype.FP8_W8A8
+    return stops_at_fp8(engine, problem.family, device) if fp8 else ""
 
 
 def _refused(refusal: Refusal) -> str:

@@ -127,7 +127,8 @@ class DispatchTable:
     # By problem, the flags that choose for it alone, by the flags that choose for several.
     alone: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     refusals: Sequence[Refusal] = ()
-    old_variables: Mapping[str, str] = field(default_factory=dict)  # new prefixes by old prefixes
+    # The rules' names by other names; a name that ends in "_" is the beginning of several.
+    other_names: Mapping[str, str] = field(default_factory=dict)
     looked_for: Mapping[str, str] = field(default_factory=dict)  # by problem, the first release
 
     def looks_late(self, release: str, problem: Problem) -> bool:
@@ -153,12 +154,12 @@ class DispatchTable:
         return frozenset({*asked, ARCHITECTURE, *self.alone.get(problem.family, {}).values()})
 
     def with_new_names(self, flags: Mapping[str, str]) -> dict[str, str]:
-        """Return the flags, and each variable of an old name under its new name too."""
+        """Return the flags, and each of another name under the rules' name too."""
         renamed = {
-            new + name.removeprefix(old): value
+            new + name.removeprefix(other): value
             for name, value in flags.items()
-            for old, new in self.old_variables.items()
-            if name.startswith(old)
+            for other, new in self.other_names.items()
+            if name == other or (other.endswith("_") and name.startswith(other))
         }
         return {**renamed, **flags}
 
@@ -300,7 +301,7 @@ def read_dispatch(values: Mapping[str, Any]) -> DispatchTable:
         rules=list(rules),
         backends=values.get("backends", {}),
         alone=values.get("alone", {}),
-        old_variables=values.get("old_variables", {}),
+        other_names=values.get("other_names", {}),
         looked_for=values.get("looked_for", {}),
         refusals=[_refusal(values, row) for row in values.get("refuses", ())],
     )

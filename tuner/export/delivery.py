@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol, TypeVar
 
 from tuner.devices.table import Device
 from tuner.devices.target import CUDA, HIP
-from tuner.engines.config_files import PROVENANCE, kept_file, read_sidecar
+from tuner.engines.config_files import PROVENANCE, kept_file, read_sidecar, shipped_at
 from tuner.engines.engine import Engine, engine_module, kernel_hash
 from tuner.errors import ExportRefused, MalformedConfigFile, UnwritableOutput
 from tuner.export.file_checks import RuntimeFacts
@@ -197,6 +197,39 @@ def delivery_of(engine: Engine, family: str) -> Delivery:
     return found
 
 
+def cards_to_serve(delivery: Delivery, problem: Problem, device: Device) -> list[Device]:
+    """Return the card under each name that drivers give it, if servers ask for a file by it.
+
+    A further name has none if servers ask for the same file, or read a file of the engine's, with
+    which winners were not compared.
+    """
+    names = delivery.asked(problem, device)
+    found = [device]
+    for card in device.under_each_name[1:]:
+        read = delivery.shipped_file(problem, card)
+        if delivery.asked(problem, card) != names and not (read and shipped_at(read)):
+            found.append(card)
+    return found
+
+
+def files_by_card(
+    delivery: Delivery, winners: Sequence[Winner], device: Device, root: Path
+) -> Iterator[tuple[Device, Sequence[ExportFile]]]:
+    """Yield the files to write for each name of a card, with the card under that name.
+
+    Raises ExportRefused as `Delivery.files` does.
+    """
+    yield device, delivery.files(winners, device, root)
+    for card in device.under_each_name[1:]:
+        mine = [
+            replace(one, environment=replace(one.environment, device=card.name))
+            for one in winners
+            if card in cards_to_serve(delivery, one.problem, device)
+        ]
+        if mine:
+            yield card, delivery.files(mine, card, root)
+
+
 def take_back(
     winners: Sequence[Winner], engine: Engine, device: Device, out: Path | None
 ) -> list[Path]:
@@ -242,7 +275,8 @@ def _earlier(
         assert root is not None  # `loadable` left out families without a folder there
         predicted = any(winner.status is Status.PREDICTED for winner in mine)
         with contextlib.suppress(ExportRefused):  # such a file was never written
-            for file in delivery.files(mine, device, root):
+            found = files_by_card(delivery, mine, device, root)
+            for file in (file for _, files in found for file in files):
                 provenance = read_sidecar(file.path, file.sidecar) or {}
                 stays = predicted and Status.OK in file.statuses.values()
                 if provenance.get("problem") == problem.spec() and not stays:

@@ -18,7 +18,14 @@ from tuner.engines.engine import Engine, supports
 from tuner.engines.settings import config_variables
 from tuner.errors import ExportRefused
 from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all, flags_to_start
-from tuner.export.delivery import Delivery, ExportFile, ServerFlags, delivery_of, take_back
+from tuner.export.delivery import (
+    Delivery,
+    ExportFile,
+    ServerFlags,
+    delivery_of,
+    files_by_card,
+    take_back,
+)
 from tuner.export.files import left_out_name, left_out_text, sidecar_text, write_all
 from tuner.export.selection import (
     LeftOut,
@@ -288,12 +295,13 @@ def export(
     if a file cannot be written.
     """
     used = deliveries_for(winners, engine)
-    built: list[tuple[Delivery, Path, Sequence[ExportFile]]] = []
+    built: list[tuple[Delivery, Path, Device, Sequence[ExportFile]]] = []
     for family, delivery in zip(_families(winners), used, strict=True):
         root = out or delivery.engine_root
         assert root is not None  # `loadable` left out families without a folder there
-        built.append((delivery, root, delivery.files(_of(family, winners), device, root)))
-    files = [file for _, _, some in built for file in some]
+        found = files_by_card(delivery, _of(family, winners), device, root)
+        built += [(delivery, root, card, some) for card, some in found]
+    files = [file for *_, some in built for file in some]
     assert len({file.path for file in files}) == len(files)  # `writable` left out the others
     _refuse_incomplete(files)
     data = dict(beside or {})
@@ -314,8 +322,8 @@ def export(
             kept.unlink(missing_ok=True)  # of another release that was installed here
     if not left_out:
         others.unlink(missing_ok=True)  # an earlier export's
-    for delivery, place, some in built:
-        delivery.verify(some, device, place)
+    for delivery, place, card, some in built:
+        delivery.verify(some, card, place)
     return files
 
 

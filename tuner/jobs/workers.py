@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -191,13 +192,28 @@ class JobRequirements:
         newest = max((one for one in preferred if one), key=_version_order, default=self.engine)
         return replace(self, engine=newest)
 
-    def newest(self, workers: Sequence[WorkerStatus], here: str | None) -> JobRequirements:
-        """Return `pinned`, but with the workers' newest version even if they have `here`.
+    def newest(self, workers: Iterable[WorkerStatus], here: str | None) -> JobRequirements:
+        """Return the same requirements with the newest version that one of the `takers` prefers.
 
-        Repeated work must not go back to an old version.
+        Without takers, return `pinned`. Repeated work must not go back to an old version.
         """
-        theirs = self.pinned(workers, None)
-        return theirs if theirs.version else self.pinned((), here)
+        name, version = _parts(self.engine)
+        theirs = {one.preferred()[name] for one in self.takers(workers)}
+        if version is not None or not theirs:
+            return self.pinned((), here)
+        return replace(self, engine=max(theirs, key=_version_order))
+
+    def takers(self, workers: Iterable[WorkerStatus]) -> list[WorkerInfo]:
+        """Return the workers that take such a job. If none does now, return the last start of each
+        that is expected back.
+
+        A worker of this machine that does not take jobs would come back with what is installed now.
+        """
+        able = [one for one in workers if self.met_by(one.info)]
+        if now := [one.info for one in able if one.takes_jobs]:
+            return now
+        last = {one.info.name: one.info for one in sorted(able, key=lambda one: one.seen_at)}
+        return [one for one in last.values() if one.host != socket.gethostname()]
 
     @property
     def version(self) -> str | None:

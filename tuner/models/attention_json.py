@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tuner.errors import MalformedCheckpoint, MalformedField
@@ -11,11 +11,12 @@ from tuner.models.fields import (
     MAX_SIZE,
     Json,
     architecture_of,
+    count,
     language_fields,
     size,
     torch_dtype,
 )
-from tuner.models.layer_counts import count_layers, place_layers
+from tuner.models.layer_counts import count_layers, own_attention, place_layers
 from tuner.problems.dtypes import Dtype
 
 _Q_HEADS = ("num_attention_heads", "n_heads", "n_head")
@@ -24,6 +25,7 @@ _KV_HEADS = (
     *("multi_query_group_num", "num_attention_groups"),
 )
 _HIDDEN = ("hidden_size", "d_model")
+_ROPE = ("qk_rope_head_dim",)  # 0: latent attention without rotary columns (bailing_moe_v3.py)
 # In the order of sglang's get_context_length.
 _CONTEXT = (
     *("max_sequence_length", "seq_length", "max_seq_len"),
@@ -50,26 +52,48 @@ _GROK = ("Grok1ForCausalLM", "Grok1ModelForCausalLM")
 _CAPPED = {**dict.fromkeys(_GROK, 30.0), "Gemma2ForCausalLM": 0.0}
 _MAX_CAP = 1000
 _MAX_HEADS = 4096
-_OWN_BACKEND = ("DeepseekV4ForCausalLM",)
+_OWN_BACKEND = ("DeepseekV4", "Glm5Next", "HYV4")  # how the classes' names begin
+# Columns of a head if config.json does not name them: the defaults of transformers' classes. Other
+# classes divide hidden_size by the heads.
+_HEAD_DIM = {
+    **dict.fromkeys((*_GEMMA, *_GEMMA4, "Qwen3NextForCausalLM"), 256),
+    **dict.fromkeys((f"Qwen3_5{x}ForConditionalGeneration" for x in ("", "Moe")), 256),
+    **dict.fromkeys(("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration"), 128),
+    **dict.fromkeys(("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), 128),
+    **dict.fromkeys(("Glm4ForCausalLM", "NemotronHForCausalLM"), 128),
+    "GptOssForCausalLM": 64,
+}
 
 
 def attention_shape(config: Json) -> AttentionShape:
     """Return the attention of a config.json. Raises MalformedCheckpoint."""
     architecture = architecture_of(config)
-    if architecture in _OWN_BACKEND:
+    if architecture.startswith(_OWN_BACKEND):
         raise MalformedCheckpoint(f"sglang runs {architecture} with attention kernels of its own")
     fields = language_fields(config)
-    latent = size(fields, ("kv_lora_rank",)) or 0
+    latent = count(fields, ("kv_lora_rank",)) or 0
     kinds = [_latent(fields)] if latent else _kinds(fields, architecture)
     return AttentionShape(
         layers=tuple(kinds),
         kv_lora_rank=latent,
-        qk_rope_head_dim=_required(fields, ("qk_rope_head_dim",)) if latent else 0,
+        qk_rope_head_dim=_required(fields, _ROPE, count) if latent else 0,
         logit_cap=_logit_cap(fields, architecture),
         laid_out_for=_laid_out_for(fields, architecture),
         context_length=_context_length(fields),
-        dtype=Dtype.FLOAT16 if torch_dtype(fields) == "float16" else Dtype.BFLOAT16,
+        dtype=_dtype(fields, architecture),
     )
+
+
+def _dtype(fields: Json, architecture: str) -> Dtype:
+    """Return the type that a server runs if no --dtype is given.
+
+    Source: `_get_and_verify_dtype` of sglang's srt/configs/model_config.py. Servers of gpt-oss
+    override it.
+    """
+    stored = torch_dtype(fields)
+    if stored in (None, "float32") and not architecture.startswith(("Gemma", "GptOss")):
+        return Dtype.FLOAT16
+    return Dtype.FLOAT16 if stored == "float16" else Dtype.BFLOAT16
 
 
 def _laid_out_for(fields: Json, architecture: str) -> int:
@@ -93,16 +117,16 @@ def attention_places(
 
 def _latent(fields: Json) -> Layers:
     heads = _heads(fields)
-    nope, rope = (_required(fields, (f"qk_{part}_head_dim",)) for part in ("nope", "rope"))
-    value = _required(fields, ("v_head_dim",))
-    return Layers(heads, heads, nope + rope, value, count=count_layers(fields, 1)[0])
+    nope, value = _required(fields, ("qk_nope_head_dim",)), _required(fields, ("v_head_dim",))
+    columns = nope + _required(fields, _ROPE, count)
+    return Layers(heads, heads, columns, value, count=count_layers(fields, 1)[0])
 
 
 def _kinds(fields: Json, architecture: str) -> list[Layers]:
     """Return the layers without a window, then the layers with a window, if the model has such
     layers.
     """
-    full = _base(fields)
+    full = _base(fields, architecture)
     seeing_all, sliding = count_layers(fields, _FULL_EVERY.get(architecture, 1))
     if architecture not in WINDOWED:
         if sliding:
@@ -124,13 +148,25 @@ def _kinds(fields: Json, architecture: str) -> list[Layers]:
     return [kind for kind in kinds if kind.count or not (seeing_all or sliding)]
 
 
-def _base(fields: Json) -> Layers:
+def _base(fields: Json, architecture: str) -> Layers:
     heads = _heads(fields)
     inner = fields.get("attn_config")  # DBRX
     nested = size(inner, _KV_HEADS) if isinstance(inner, Mapping) else None
-    kv_heads = nested or size(fields, _KV_HEADS) or heads
-    head_dim = size(fields, ("head_dim",)) or _divided(_required(fields, _HIDDEN), heads)
-    return Layers(heads, kv_heads, head_dim, size(fields, ("v_head_dim",)) or head_dim)
+    kv_heads = nested or size(fields, _KV_HEADS) or heads // _group(fields, heads)
+    head_dim = size(fields, ("head_dim",)) or _HEAD_DIM.get(architecture)
+    head_dim = head_dim or _divided(_required(fields, _HIDDEN), heads)
+    # 0 is no size of its own, as null: ModelConfig of sglang's srt/configs/model_config.py.
+    return Layers(heads, kv_heads, head_dim, count(fields, ("v_head_dim",)) or head_dim)
+
+
+def _group(fields: Json, heads: int) -> int:
+    """Return how many query heads share a key head, if layers say it (nemotron_nas.py); else 1."""
+    name = "n_heads_in_group"
+    listed = [one.get(name) for one in own_attention(fields).values()]
+    group = size({name: listed or None}, (name,)) or 1
+    if heads % group:
+        raise MalformedCheckpoint(f"{name} {group} does not divide {heads} query heads")
+    return group
 
 
 def _heads(fields: Json) -> int:
@@ -146,7 +182,7 @@ def _sliding_of_mimo(fields: Json, layers: Layers) -> Layers:
         q_heads=size(fields, ("swa_num_attention_heads",)) or layers.q_heads,
         kv_heads=size(fields, ("swa_num_key_value_heads",)) or layers.kv_heads,
         head_dim=size(fields, ("swa_head_dim",)) or layers.head_dim,
-        v_head_dim=size(fields, ("swa_v_head_dim", "swa_head_dim")) or layers.v_head_dim,
+        v_head_dim=size(fields, ("swa_v_head_dim", "swa_head_dim")) or layers.head_dim,
         sinks=bool(fields.get("add_swa_attention_sink_bias")),
     )
 
@@ -181,7 +217,7 @@ def _logit_cap(fields: Json, architecture: str) -> float:
 
 
 def _context_length(fields: Json) -> int:
-    length = size(fields, _CONTEXT) or 0
+    length = count(fields, _CONTEXT) or 0
     scaling = fields.get("rope_scaling") or fields.get("rope_parameters")
     if not isinstance(scaling, Mapping) or "original_max_position_embeddings" in scaling:
         return length
@@ -191,9 +227,13 @@ def _context_length(fields: Json) -> int:
     return length if scaling.get("rope_type") == "llama3" else int(factor * length)
 
 
-def _required(fields: Json, names: tuple[str, ...]) -> int:
-    found = size(fields, names)
-    if not found:
+def _required(
+    fields: Json,
+    names: tuple[str, ...],
+    read: Callable[[Json, tuple[str, ...]], int | None] = size,
+) -> int:
+    found = read(fields, names)
+    if found is None:
         raise MalformedCheckpoint(f"its attention has no {names[0]}")
     return found
 

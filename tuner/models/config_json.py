@@ -16,11 +16,13 @@ from tuner.models.expert_fields import (
     HIDDEN,
     INTERMEDIATE,
     TOP_K,
+    has_experts,
     shared_experts,
 )
 from tuner.models.fields import (
     Json,
     architecture_of,
+    count,
     language_fields,
     parse,
     size,
@@ -131,11 +133,11 @@ def _text_experts(fields: Json, architecture: str) -> tuple[Json, int]:
 
 def _require_count(fields: Json, architecture: str) -> None:
     """Raise LacksLayers if the model has no experts, MalformedCheckpoint if that is not known."""
-    count = size(fields, EXPERTS)
-    if count:
+    if has_experts(fields):
         return
-    none_of = f"none of {', '.join(EXPERTS)}"
-    if count is None and ("moe" in architecture.lower() or size(fields, TOP_K)):
+    experts = count(fields, EXPERTS)
+    none_of = f"none of {', '.join(EXPERTS)}{'' if experts is None else ' is more than 1'}"
+    if experts is None and ("moe" in architecture.lower() or count(fields, TOP_K)):
         raise MalformedCheckpoint(f"it does not say how many experts there are ({none_of})")
     raise LacksLayers(f"{architecture} has no experts ({none_of}): not a mixture-of-experts model")
 
@@ -145,7 +147,7 @@ def _required(fields: Json, field: str, architecture: str) -> int:
     if field == "intermediate" and architecture.startswith(_OWN_WIDTH):
         names = EXPERTS_WIDTH
     found = size(fields, names)
-    if not found:
+    if found is None:
         raise MalformedCheckpoint(
             f"it names no {field} of its experts (none of {', '.join(names)})"
         )

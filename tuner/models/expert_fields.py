@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.models.fields import Json, size
+from tuner.models.fields import Json, count, size
 
 # The first name that is present counts: if a model has two of them, the earlier is for routed
 # experts and the later for dense layers.
@@ -15,9 +15,9 @@ TOP_K = (
     *("moe_topk", "moe_top_k", "moe_k", "top_k_experts"),
 )
 _SHARED = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
-_SHARED_WIDTH = (
+_WIDTH_OF_EACH = ("moe_shared_expert_intermediate_size",)  # bailing_moe.py and nemotron_h.py
+_WIDTH_OF_ALL = (
     "shared_expert_intermediate_size",
-    "moe_shared_expert_intermediate_size",
     "shared_intermediate_size",
     "share_expert_dim",
     "share_expert_dims",
@@ -25,13 +25,22 @@ _SHARED_WIDTH = (
 _SHARED_BY_DESIGN = {"Llama4ForConditionalGeneration": 1, "Llama4ForCausalLM": 1}
 
 
+def has_experts(fields: Json) -> bool:
+    """Say whether the model has several experts: of one, engines make a dense MLP (jamba.py,
+    hunyuan.py, bailing_moe_v3.py). Raises MalformedCheckpoint.
+    """
+    return (count(fields, EXPERTS) or 0) > 1
+
+
 def shared_experts(fields: Json, architecture: str) -> tuple[int, int]:
     """Return (number of shared experts, columns of all of them together).
 
     Raises MalformedCheckpoint.
     """
-    shared = size(fields, _SHARED)
-    width = size(fields, _SHARED_WIDTH)
+    shared, width = count(fields, _SHARED), count(fields, _WIDTH_OF_ALL)
+    each = count(fields, _WIDTH_OF_EACH)
     if shared is None:
-        shared = 1 if width else _SHARED_BY_DESIGN.get(architecture, 0)
-    return shared, width or shared * (size(fields, INTERMEDIATE) or 0)
+        shared = 1 if width or each else _SHARED_BY_DESIGN.get(architecture, 0)
+    if 0 in (shared, width, each):
+        return 0, 0
+    return shared, width or shared * (each or size(fields, INTERMEDIATE) or 0)

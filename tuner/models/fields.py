@@ -82,11 +82,27 @@ def torch_dtype(fields: Json) -> str | None:
 
 
 def size(fields: Json, names: tuple[str, ...]) -> int | None:
-    """Return the value of the first of these fields that is present.
+    """Return the value of the first of these fields that is present and not null.
+
+    Raises as `count` does, and MalformedCheckpoint for 0: it is no other word for null, and no
+    engine makes a layer of it.
+    """
+    name, value = _first(fields, names)
+    if value == 0:
+        raise MalformedCheckpoint(f"{name} should be at least 1, not 0")
+    return value
+
+
+def count(fields: Json, names: tuple[str, ...]) -> int | None:
+    """Return the value of the first of these fields that is present and not null; 0 means none.
 
     Raises MalformedField for a value that is no whole number, and MalformedCheckpoint for numbers
     that differ between layers.
     """
+    return _first(fields, names)[1]
+
+
+def _first(fields: Json, names: tuple[str, ...]) -> tuple[str, int | None]:
     for name in names:
         value = fields.get(name)
         # Some models write a number for each layer; equal numbers count as one.
@@ -99,8 +115,8 @@ def size(fields: Json, names: tuple[str, ...]) -> int | None:
         if not _is_size(value):
             error = MalformedCheckpoint if isinstance(value, list) else MalformedField
             raise error(f"{name} should be a whole number, not {value!r:.60}")
-        return value
-    return None
+        return name, value
+    return "", None
 
 
 def _is_size(value: object) -> TypeGuard[int]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.errors import MalformedCheckpoint
-from tuner.models.fields import Json, size
+from tuner.models.fields import Json, count, size
 
 LAYERS = ("num_hidden_layers", "n_layers", "num_layers")
 PATTERN = "hybrid_override_pattern"  # Nemotron H: a letter for each layer
 # Llama 4 has chunks, which the engines' Triton kernels do not know.
-_FULL = ("full_attention", "attention", "chunked_attention")
+_FULL = ("full_attention", "attention", "chunked_attention", "deepseek_sparse_attention")
 _SLIDING = "sliding_attention"
 _MAX_LAYERS = 10_000
 
@@ -45,27 +45,41 @@ def place_layers(fields: Json, full_every: int) -> tuple[Places, Places]:
         return listed, []
     layers = layer_total(fields)
     if period := size(fields, ("attn_layer_period",)):  # Jamba
-        return list(range(size(fields, ("attn_layer_offset",)) or 0, layers, period)), []
+        return list(range(count(fields, ("attn_layer_offset",)) or 0, layers, period)), []
     # Qwen3-Next, and Ling 2.5 (bailing_moe_linear.py)
     if interval := size(fields, ("full_attention_interval", "layer_group_size")):
         return list(range(interval - 1, layers, interval)), []
-    every = _sliding_period(fields) or full_every
+    every = _full_every(fields, full_every)
     if every == 1:
         return list(range(layers)), []
     full = list(range(every - 1, layers, every))
     return full, [at for at in range(layers) if (at + 1) % every]
 
 
-def _sliding_period(fields: Json) -> int:
-    """Return the distance between layers without a window; 0 if no field says it."""
+def _full_every(fields: Json, usual: int) -> int:
+    """Return the distance between layers without a window; `usual` if no field says it."""
     pattern = fields.get("sliding_window_pattern")
     if isinstance(pattern, str):  # EXAONE 4: "LLLG"
-        return len(pattern)
-    return size(fields, ("sliding_window_pattern",)) or 0
+        return len(pattern) or 1
+    period = count(fields, ("sliding_window_pattern",))
+    return usual if period is None else period or 1  # 0: EXAONE 4 without a window
+
+
+def own_attention(fields: Json) -> dict[int, Json]:
+    """Return the settings of attention that layers have of their own, by a layer's number (DeciLM).
+
+    Layers without attention are not among them. The answer is empty for other models.
+    """
+    blocks = fields.get("block_configs")
+    listed = enumerate(blocks) if isinstance(blocks, list) else ()
+    found = {at: block.get("attention") for at, block in listed if isinstance(block, Mapping)}
+    return {at: x for at, x in found.items() if isinstance(x, Mapping) and not x.get("no_op")}
 
 
 def _listed(fields: Json) -> Places | None:
     """Return the attention layers among layers of linear attention, if a field lists them."""
+    if own := own_attention(fields):
+        return [*own]
     kinds = fields.get("attn_type_list")  # MiniMax-M1: 0 for lightning attention
     if isinstance(kinds, list):
         return _at(kinds, (1,))

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from tuner.errors import MalformedCheckpoint
 from tuner.models.attention import AttentionShape
 from tuner.models.attention_json import attention_places, attention_shape
-from tuner.models.expert_fields import EXPERTS, shared_experts
+from tuner.models.expert_fields import has_experts, shared_experts
 from tuner.models.fields import (
     Json,
     architecture_of,
+    count,
     language_fields,
     size,
     torch_dtype,
@@ -67,17 +68,17 @@ _DENSE = ("intermediate_size_mlp", "intermediate_size")  # Llama 4 has both
 
 
 def _dense_places(fields: Json, architecture: str, total: int) -> Sequence[int]:
-    if not size(fields, EXPERTS):
+    if not has_experts(fields):
         return range(total)
     each = fields.get("moe_layer_freq")
     if isinstance(each, list):  # mimo_v2.py, is_moe_layer
         return [at for at in range(total) if at >= len(each) or not each[at]]
-    first = size(fields, ("first_k_dense_replace",))
+    first = count(fields, ("first_k_dense_replace",))
     if first is not None:  # deepseek_v2.py and glm4_moe.py, _is_layer_sparse
         every = size(fields, ("moe_layer_freq",)) or 1
         return [at for at in range(total) if at < first or at % every]
     if architecture.startswith("Llama4"):  # llama4.py, _is_moe_layer
-        step = size(fields, ("interleave_moe_layer_step",))
+        step = count(fields, ("interleave_moe_layer_step",))
         step = 1 if step is None else step
         return [at for at in range(total) if step == 0 or (at + 1) % step]
     return _dense_by_field(fields, total)
@@ -88,11 +89,11 @@ def _dense_by_field(fields: Json, total: int) -> Sequence[int]:
     field.
     """
     if period := size(fields, ("expert_layer_period",)):  # Jamba (transformers' configuration)
-        offset = size(fields, ("expert_layer_offset",)) or 0
+        offset = count(fields, ("expert_layer_offset",)) or 0
         return [at for at in range(total) if at % period != offset]
-    if first := size(fields, ("num_dense_layers",)):  # lfm2_moe.py
+    if (first := count(fields, ("num_dense_layers",))) is not None:  # lfm2_moe.py
         return range(min(first, total))
-    if (begin := size(fields, ("moe_layer_start_index",))) is not None:  # ernie45_moe.py
+    if (begin := count(fields, ("moe_layer_start_index",))) is not None:  # ernie45_moe.py
         end = fields.get("moe_layer_end_index")
         end = end if isinstance(end, int) and end >= 0 else total - 1
         every = size(fields, ("moe_layer_interval",)) or 1
@@ -124,7 +125,7 @@ def delta_net(fields: Json) -> LinearAttention | None:
     MalformedCheckpoint.
     """
     heads = size(fields, ("linear_num_key_heads",))
-    if not heads:
+    if heads is None:
         return None
     return LinearAttention(
         key_heads=heads,
@@ -145,6 +146,6 @@ def delta_places(fields: Json, total: int, attention: AttentionShape) -> Sequenc
 
 def _required(fields: Mapping[str, object], names: tuple[str, ...]) -> int:
     found = size(fields, names)
-    if not found:
+    if found is None:
         raise MalformedCheckpoint(f"its linear layers have no {names[-1]}")
     return found

@@ -149,6 +149,6 @@ def _text(fields: Json, name: str) -> str | None:
 
 def _required(fields: Json, name: str) -> int:
     found = size(fields, (name,))
-    if not found:
+    if found is None:
         raise MalformedCheckpoint(f"its Mamba-2 layers have no {name}")
     return found

@@ -6,12 +6,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
 
 from tuner.errors import MalformedCheckpoint, MalformedField
+from tuner.models.fields import Json, size
 from tuner.problems.dtypes import Dtype
 
-Json = Mapping[str, Any]
 EXPERTS = (  # names of an expert's weights in classes of models
     "mlp.experts.0.gate_proj",
     "block_sparse_moe.experts.0.w1",
@@ -102,7 +101,7 @@ def unquantised(torch_dtype: str | None) -> Quantization:
 
 def _fp8(quant: Json) -> Quantization:
     block = quant.get("weight_block_size")
-    shape = _block(block) if block else None
+    shape = None if block is None else _block(block)
     if shape and shape[0] == 1:
         return Quantization("mxfp8", None)
     static = "static" if quant.get("activation_scheme") == "static" else ""
@@ -336,8 +335,9 @@ def _true_of(details: Mapping[str, object]) -> str:
 
 def _groups(name: str, bits: object, group: object) -> Quantization:
     dtype = {4: Dtype.INT4_W4A16, 8: Dtype.INT8_W8A16}.get(bits if isinstance(bits, int) else 0)
-    if isinstance(group, int) and group > 0:
-        return Quantization(name, dtype, (0, group) if dtype else None)
+    along_k = None if group == -1 else size({"group_size": group}, ("group_size",))
+    if along_k:
+        return Quantization(name, dtype, (0, along_k) if dtype else None)
     # One group along all of k: the kernel supports int4 only with smaller groups.
     return Quantization(name, dtype if dtype is Dtype.INT8_W8A16 else None)
 

@@ -149,7 +149,7 @@ _KNOWN = {
     "attention": {
         *("q_heads", "kv_heads", "head_dim", "v_head_dim", "layers", "sinks"),
         *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"),
-        *("windowed", "logit_cap", "context_length", "laid_out_for", "source"),
+        *("windowed", "logit_cap", "context_length", "laid_out_for", "dtype", "source"),
     },
     "linears": {
         *("hidden", "layers", "dense_layers", "intermediate", "q_lora_rank", "unquantised"),
@@ -260,5 +260,6 @@ def _attention(row: Row, source: str) -> AttentionShape:
         logit_cap=row.get("logit_cap", 0.0),
         laid_out_for=row.get("laid_out_for", 0),
         context_length=row.get("context_length", 0),
+        dtype=Dtype(row.get("dtype", Dtype.BFLOAT16.value)),
         source=row.get("source", source),
     )

@@ -178,6 +178,7 @@ TITLES = {
     "flashinfer_deepgemm": "FlashInfer (DeepGEMM)",
     "flashinfer_mxfp8": "FlashInfer (MXFP8)",
     "flashinfer_trtllm": "FlashInfer (TRT-LLM)",
+    "humming": "Humming",
     "marlin": "Marlin",
     "none": "no kernel",
     "qsa": "Qwen's sparse attention",

@@ -29,7 +29,7 @@ from tuner.store.database import Queries
 from tuner.store.results import ENVIRONMENT_COLUMNS
 from tuner.store.rows import is_readable, read_environment, read_points
 from tuner.store.shelf import published_for
-from tuner.store.tables import POINT_COLUMNS, environments, problems, winners
+from tuner.store.tables import POINT_COLUMNS, environments, problems, runs, winners
 
 Seen = Mapping[int, datetime | None]  # when each environment's newest winner was published, by id
 
@@ -168,6 +168,16 @@ class Lookups(Queries):
                 for row in rows
                 if row["newest"] and row["family"]
             ]
+
+    def first_runs(self, devices: Collection[str]) -> dict[Environment, datetime]:
+        """Return when the oldest stored run of each environment began, of some devices."""
+        place = runs.c.environment_id
+        first = select(place, func.min(runs.c.created_at).label("began")).group_by(place).subquery()
+        query = select(*ENVIRONMENT_COLUMNS, first.c.began)
+        query = query.where(environments.c.device.in_(devices))
+        with self._read() as connection:
+            rows = connection.execute(query.join(first, environments.c.id == first.c[place.name]))
+            return {read_environment(row): row["began"] for row in rows.mappings()}
 
     def stored_summaries(
         self, device: str | None, after: tuple[int, int] | None, limit: int

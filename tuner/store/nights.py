@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, Table, delete, func, select, tuple_, update
 
-from tuner.jobs.job import iso
+from tuner.jobs.job import iso, read_time
 from tuner.store.database import Queries, insert_into
 from tuner.store.tables import IS_COALESCIBLE, jobs, nightly_runs, watches
 
@@ -32,8 +32,18 @@ class StoredWatch:
 
 
 @dataclass(frozen=True)
+class Round:
+    """A round of a night: one process compares the watch list with the store and posts jobs."""
+
+    began: datetime
+    watch_list: str = ""  # the name of a file's content; "" is part of every list
+    forced: bool = False  # somebody asked for it at that time: it takes no night's place
+    error: str = ""  # the class of the error that stopped it
+
+
+@dataclass(frozen=True)
 class Night:
-    """A round of a schedule."""
+    """A night of a schedule, with all its rounds."""
 
     id: int
     schedule: str
@@ -42,12 +52,21 @@ class Night:
     started_at: datetime
     finished_at: datetime | None
 
-    def has_done(self, watch_list: str) -> bool:
-        """Say whether a round was done with that content of a file, or any round if it is ""."""
+    def done_at(self, watch_list: str = "") -> datetime | None:
+        """Return when the night was done with that content of a file, or with any if it is "".
+
+        None: it is to be done, or a round is under way. Forced rounds do no night.
+        """
+        if self.finished_at is None:
+            return None
         # The summary of an earlier release has no rounds, and is the summary of one round.
-        of_before = {"error": "", "watch_list": watch_list}
-        rounds = (self.summary or {}).get("rounds", [of_before])
-        return any(not one["error"] and watch_list in ("", one["watch_list"]) for one in rounds)
+        of_before = {"error": "", "watch_list": watch_list, "ended": iso(self.finished_at)}
+        ended = [
+            read_time(one["ended"])
+            for one in (self.summary or {}).get("rounds", [of_before])
+            if not (one["error"] or one.get("forced")) and watch_list in ("", one["watch_list"])
+        ]
+        return max(ended, default=None)
 
     def as_json(self) -> dict[str, Any]:
         times = {"started_at": iso(self.started_at), "finished_at": iso(self.finished_at)}
@@ -116,9 +135,8 @@ class NightStore(Queries):
     ) -> datetime | None:
         """Return since when the caller does a round of that night; None if there is none to do.
 
-        A round is to be done if no process does a round that may still end, and no round was done
-        with that `watch_list`, the name of a file's content. "" is part of every list. With
-        `again`, a round is to be done even if rounds were done before.
+        A round is to be done if no process does a round that may still end, and the night was not
+        done with that `watch_list`. With `again`, a round is to be done even if it was.
         """
         with self._write() as connection:
             now = self._now(connection)
@@ -130,7 +148,7 @@ class NightStore(Queries):
             if night.finished_at is None:
                 free = night.started_at < now - GIVEN_UP
             else:
-                free = again or not night.has_done(watch_list)
+                free = again or night.done_at(watch_list) is None
             if not free:
                 return None
             taken = update(nightly_runs).where(*_round(schedule, day))
@@ -141,22 +159,20 @@ class NightStore(Queries):
         self,
         schedule: str,
         day: date,
-        began: datetime,
+        done: Round,
         summary: Mapping[str, Any],
-        watch_list: str = "",
-        error: str = "",
     ) -> None:
-        """Add the work of the round that `began` then to the night's record.
+        """Add a round and its work to the night's record.
 
         The night has ended, unless another process took this round for killed and does it again.
         """
         with self._write() as connection:
             night, now = _locked(connection, schedule, day), self._now(connection)
-            mine = {"began": iso(began), "ended": iso(now), "watch_list": watch_list}
+            mine = {**vars(done), "began": iso(done.began), "ended": iso(now)}
             first = {"schedule": schedule, "date": day.isoformat(), "watched": 0}
-            new = {**summary, "rounds": [{**mine, "error": error}]}
+            new = {**summary, "rounds": [mine]}
             values: dict[str, Any] = {"summary": _added(night.summary or first, new)}
-            if night.started_at == began:
+            if night.started_at == done.began:
                 values["finished_at"] = now
             connection.execute(update(nightly_runs).where(*_round(schedule, day)).values(**values))
 

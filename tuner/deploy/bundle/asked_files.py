@@ -22,7 +22,7 @@ from tuner.errors import (
     UnknownModel,
     UnsupportedKernel,
 )
-from tuner.export.delivery import delivery_of
+from tuner.export.delivery import cards_to_serve, delivery_of
 from tuner.export.selection import LeftOut, left_out_lines, winners_of
 from tuner.families.fused_moe.problem import FusedMoe
 from tuner.files import read_limited
@@ -257,9 +257,9 @@ def _reaches(family: Family, engine: Engine) -> bool:
 def _files_of(problem: Problem, engine: Engine, device: Device) -> list[AskedFile]:
     try:
         delivery = delivery_of(engine, family_of(problem).name)
-        return [
-            AskedFile(name, problem, delivery.by_plugin) for name in delivery.asked(problem, device)
-        ]
+        cards = cards_to_serve(delivery, problem, device)
+        names = [name for card in cards for name in delivery.asked(problem, card)]
+        return [AskedFile(name, problem, delivery.by_plugin) for name in names]
     except UnsupportedKernel:
         return []  # the engine asks for no file of such a problem
 

@@ -43,11 +43,11 @@ def asked_of(deployed: Deployed, facts: Facts, named: Collection[str]) -> Asked:
     A bundle has the list of its cluster's servers. The server asks for a folder's file if the file
     is for its GPU, and for a problem of its model or for a problem that a line names.
     """
-    names = frozenset(deployed.names)
+    names, device = frozenset(deployed.names), facts.get("device")
+    own = frozenset(name for name in names if _under(name, device) not in names - {name})
     if deployed.asked:
-        return Asked(names & deployed.asked, names - deployed.asked)
-    device = facts.get("device")
-    here = {name for name in names if not _of_other_gpu(name, device)}
+        return Asked(own & deployed.asked, names - (own & deployed.asked))
+    here = {name for name in own if not _of_other_gpu(name, device)}
     problems, why = _server_problems(facts, deployed.made_for)
     known = {deployed.problems[name] for name in here if name in deployed.problems}
     mine = stored_for(problems, known)
@@ -62,6 +62,16 @@ def same_device(one: str, other: str) -> bool:
         return find_device(one) == find_device(other)
     except UnknownDevice:
         return one == other
+
+
+def _under(name: str, device: str) -> str:
+    """Return a file's name under the name that the server's driver gives the same card; "" for a
+    file of another card.
+    """
+    named = facts_of_line(f"{name}.json").get("device")
+    if not (named and device and same_device(named, device)):
+        return ""
+    return name.replace(f"device_name={named}", f"device_name={device.replace(' ', '_')}")
 
 
 def _of_other_gpu(name: str, device: str) -> bool:

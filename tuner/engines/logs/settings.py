@@ -117,8 +117,8 @@ def _names() -> frozenset[str]:
             names |= {
                 old + name.removeprefix(new)
                 for name in table.names
-                for old, new in table.old_variables.items()
-                if name.startswith(new)
+                for old, new in table.other_names.items()
+                if old.endswith("_") and name.startswith(new)
             }
     return frozenset(names)
 

@@ -59,6 +59,11 @@ def exact_block(cut: Cut) -> Block:
     return cut.block
 
 
+def exact_cut(cut: Cut) -> Cut:
+    """Return the experts as they are. Raises BadProblem: see `exact_block`."""
+    return replace(cut, block=exact_block(cut))
+
+
 def fitted_block(cut: Cut) -> Block:
     """Return the checkpoint's block, with groups of gptq and awq weights halved until they divide.
 
@@ -110,7 +115,7 @@ def problems(model: Model, serving: Serving) -> Resolved:
     Raises MalformedCheckpoint, IndivisibleShape or BadProblem.
     """
     _require_experts(model)
-    _refuse_converted(model, serving)
+    model = _as_converted(model, serving)
     options = serving.options
     case = FusionCase(
         model,
@@ -136,7 +141,7 @@ def problems(model: Model, serving: Serving) -> Resolved:
 
 # The least share of a model's layers that have experts. The first layers are often dense, and every
 # second layer of Llama 4 Maverick is.
-_LEAST_SHARE = {"Llama4ForConditionalGeneration": 0.5}
+_LEAST_SHARE = dict.fromkeys(("Llama4ForConditionalGeneration", "Llama4ForCausalLM"), 0.5)
 
 
 def too_large(model: Model, problem: FusedMoe, device: Device) -> str:
@@ -178,7 +183,7 @@ def _served(model: Model, serving: Serving, fusion: Fusion) -> FusedMoe:
         dtype=serving.dtype,
         block_shape=serving.options.get("block_shape"),
         fusion=fusion,
-        rule=lambda cut: rules.rank_block(cut, serving.engine_version, target),
+        rule=lambda cut: rules.rank_cut(cut, serving.engine_version, target),
         release=f"{serving.engine} {serving.engine_version}" if serving.engine_version else "",
     )
 
@@ -196,13 +201,13 @@ def moe_problem(
     dtype: Dtype | None = None,
     block_shape: tuple[int, int] | None = None,
     fusion: Fusion = NOT_FUSED,
-    rule: Callable[[Cut], Block] = exact_block,
+    rule: Callable[[Cut], Cut] = exact_cut,
     release: str = "",
 ) -> FusedMoe:
     """Return the problem of one of `tp` ranks. Groups of tp / ep ranks share each expert.
 
     `dtype` replaces the checkpoint's dtype and drops its quantisation block; int8_w8a8 is then per
-    channel unless `block_shape` is given. `rule` is the engine's rule for a block, and `release`
+    channel unless `block_shape` is given. `rule` is the engine's rule for blocks, and `release`
     names the engine's release with this rule.
 
     Raises IndivisibleShape, naming the nearest parallel size that works, and BadProblem.
@@ -211,21 +216,19 @@ def moe_problem(
     scheme = _scheme(model, dtype, block_shape)
     stored = scheme[1] == model.block_shape and scheme[0] is model.dtype
 
-    def cut(ranks: int) -> Block | None:
-        if scheme[1] is None:
-            return None
-        N = model.intermediate // ranks
+    def cut(ranks: int) -> Cut:
         kind = model.quantization if stored else "asked"
-        return rule(Cut(N, model.hidden, ranks, scheme[1], kind))
+        even = Cut(model.intermediate // ranks, model.hidden, ranks, scheme[1] or (0, 0), kind)
+        return rule(even) if scheme[1] else even
 
-    N, block = _divide(model, tp, ep, cut, release if scheme[1] else "")
+    rank = _divide(model, tp, ep, cut, release if scheme[1] else "")
     return FusedMoe(
         E=model.E // ep + fusion.experts,
-        N=N,
-        K=model.hidden,
+        N=rank.N,
+        K=rank.K,
         top_k=model.top_k + fusion.top_k,
         dtype=scheme[0],
-        block_shape=block,
+        block_shape=rank.block if scheme[1] else None,
         per_channel_quant=scheme[2],
         ep=ep,
         # Before sglang 0.4.7 a token went to one of several copies, drawn like a routed expert.
@@ -248,9 +251,13 @@ def _scheme_notes(model: Model, problem: FusedMoe, serving: Serving) -> list[str
     if serving.dtype and serving.dtype is not model.dtype and problem.dtype.weight_bits == 8:
         notes.append(_asked_words(model, problem, serving))
     wanted = serving.options.get("block_shape") or model.block_shape
+    engine = f"{serving.engine} {serving.engine_version or ''}".strip()
+    even = (model.intermediate * problem.ep // serving.tp, model.hidden)
+    if problem.block_shape and (padded := _sizes_changed(problem, even)):
+        block = _block_words(problem.block_shape)
+        notes.append(f"{engine} pads experts to whole blocks of {block}: {padded}")
     if problem.block_shape and wanted and problem.block_shape != wanted:
         what = "groups" if problem.grouped else "quantisation blocks"
-        engine = f"{serving.engine} {serving.engine_version or ''}".strip()
         sizes = [_block_words(block) for block in (wanted, problem.block_shape)]
         old = "" if problem.grouped else _rules(serving.engine).BLOCKS_REFUSED
         stops = f"; {serving.engine} {old} and older stop at this shape" if old else ""
@@ -258,6 +265,12 @@ def _scheme_notes(model: Model, problem: FusedMoe, serving: Serving) -> list[str
             f"{engine} makes the {what} of {sizes[0]} smaller, {sizes[1]}: N={problem.N}{stops}"
         )
     return notes
+
+
+def _sizes_changed(problem: FusedMoe, even: tuple[int, int]) -> str:
+    """Say which sizes of a rank are not the model's, divided by the ranks: "N=256 for 192"."""
+    sizes = zip("NK", (problem.N, problem.K), even, strict=True)
+    return " and ".join(f"{name}={has} for {was}" for name, has, was in sizes if has != was)
 
 
 def _asked_words(model: Model, problem: FusedMoe, serving: Serving) -> str:
@@ -303,8 +316,23 @@ def _require_experts(model: Model) -> None:
         )
 
 
-def _refuse_converted(model: Model, serving: Serving) -> None:
-    if serving.converts and serving.dtype is None and model.quantization == "none":
+def _as_converted(model: Model, serving: Serving) -> Model:
+    """Return the model with the weights that servers make of 16-bit weights as they load.
+
+    Raises BadProblem if neither the engine's rules nor the user say what servers make.
+    """
+    if not serving.converts or model.quantization != "none":
+        return model
+    made = _rules(serving.engine).converted(serving.converts, serving.engine_version)
+    if made and serving.dtype in (None, made.dtype):
+        return replace(
+            model,
+            quantization=made.kind,
+            dtype=made.dtype,
+            block_shape=made.block_shape,
+            per_channel_quant=made.per_channel_quant,
+        )
+    if serving.dtype is None:
         assert model.dtype is not None
         raise BadProblem(
             f"with --quantization {serving.converts} servers do not run {model.name}'s weights as "
@@ -313,6 +341,7 @@ def _refuse_converted(model: Model, serving: Serving) -> None:
             cli="--dtype int8_w8a16",
             api="dtype=int8_w8a16",
         )
+    return model
 
 
 def _scheme(
@@ -336,10 +365,8 @@ def _scheme(
     return dtype, None, dtype is Dtype.INT8_W8A8
 
 
-def _divide(
-    model: Model, tp: int, ep: int, cut: Callable[[int], Block | None], release: str
-) -> tuple[int, Block | None]:
-    """Return (N, quantisation block) of a rank, the block as `cut` gives it for an expert's ranks.
+def _divide(model: Model, tp: int, ep: int, cut: Callable[[int], Cut], release: str) -> Cut:
+    """Return the experts of a rank, as `cut` gives them for the ranks of an expert.
 
     Other releases than `release` may cut a block elsewhere, so errors name it. Raises
     IndivisibleShape, or BadProblem for sizes below 1.
@@ -358,7 +385,7 @@ def _divide(
         what = f"tp={tp} / ep={ep} does not divide the intermediate size {model.intermediate}"
     else:
         try:
-            return N, cut(tp // ep)
+            return cut(tp // ep)
         except PaddedShape as error:
             raise PaddedShape(f"{model.name}: tp={tp} leaves N={N}: {error}") from None
         except BadProblem as error:
@@ -372,7 +399,7 @@ def _divide(
     raise IndivisibleShape(f"{model.name}: {what}; {advice}", **_whole_experts(model, tp, cut))
 
 
-def _whole_experts(model: Model, tp: int, cut: Callable[[int], Block | None]) -> dict[str, str]:
+def _whole_experts(model: Model, tp: int, cut: Callable[[int], Cut]) -> dict[str, str]:
     """Return the words that name expert parallelism at this tp, if ranks may hold whole experts."""
     if model.E % tp or 1 not in _tensor_parallel_sizes(model.intermediate, cut):
         return {}
@@ -380,7 +407,7 @@ def _whole_experts(model: Model, tp: int, cut: Callable[[int], Block | None]) ->
     return {"cli": f"; with {flags}: add --ep {tp}", "api": f"; with {flags}: ep={tp}"}
 
 
-def _tensor_parallel_sizes(intermediate: int, cut: Callable[[int], Block | None]) -> list[int]:
+def _tensor_parallel_sizes(intermediate: int, cut: Callable[[int], Cut]) -> list[int]:
     """Return how many ranks may share an expert: powers of two, because heads divide so."""
     found = []
     for n in (1 << exponent for exponent in range(intermediate.bit_length())):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from tuner.bindings.sglang.fused_moe.files import (
     SGLangFusedMoe,
@@ -15,9 +16,10 @@ from tuner.bindings.sglang.fused_moe.shared_experts import (
 from tuner.devices.target import HIP, Target
 from tuner.engines.engine import Release, release_of
 from tuner.errors import BadProblem, PaddedShape
-from tuner.families.fused_moe.models import Block, Cut, fitted_block
+from tuner.families.fused_moe.models import Cut, fitted_block
 from tuner.families.fused_moe.warning_line import NamedLayer, find_config_name
 from tuner.models.model import Model
+from tuner.models.quantization import Quantization
 
 open_family = SGLangFusedMoe
 BLOCKS_REFUSED = ""  # no release that was read makes blocks smaller
@@ -27,13 +29,13 @@ _PADS_SINCE = (0, 5, 12)  # 0.5.2 does not
 _PADDED = 128  # AITER_PADDING_SIZE in srt/layers/moe/utils.py
 
 
-def rank_block(cut: Cut, engine_version: str | None, target: Target) -> Block:
-    """Return the block of a rank's weights.
+def rank_cut(cut: Cut, engine_version: str | None, target: Target) -> Cut:
+    """Return a rank's weights as they are served.
 
     Raises BadProblem if no block fits; PaddedShape if servers with AITER pad the weights instead.
     """
     try:
-        return fitted_block(cut)
+        return replace(cut, block=fitted_block(cut))
     except BadProblem as error:
         pads = engine_version is None or release_of(engine_version) >= _PADS_SINCE
         asked = cut.block == (_PADDED, _PADDED) and cut.quantization in ("fp8", "asked")
@@ -43,6 +45,11 @@ def rank_block(cut: Cut, engine_version: str | None, target: Target) -> Block:
             f"{error}: sglang refuses it without SGLANG_USE_AITER=1; with it, as in sglang's ROCm "
             f"images, AITER runs weights that are padded to a multiple of {_PADDED}"
         ) from None
+
+
+def converted(word: str, engine_version: str | None) -> Quantization | None:
+    """Return None: `read_flags` has the words of --quantization that were read."""
+    return None
 
 
 # Folders in which releases kept their config files, and the first release without each.
