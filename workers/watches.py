@@ -385,9 +385,7 @@ def model_name(text: str) -> str:
 
 
 def check_model(text: str) -> None:
-    """Raise UnknownModel or BadProblem for a text that names nothing to tune in any way
-    of serving.
-    """
+    """Raise UnknownModel or BadProblem for a text that names nothing to tune, however served."""
     if is_url(text):
         checked_url(text)
     elif find_family(text) is not None:

@@ -141,9 +141,7 @@ def is_mixed(quant: Json) -> bool:
 
 
 def _mixed(quant: Json) -> Json | None:
-    """Return the layers of a ModelOpt checkpoint with several algorithms, by name; None
-    for others.
-    """
+    """Return the layers of a ModelOpt checkpoint with several algorithms, by name, or None."""
     if not is_mixed(quant):
         return None
     layers = quant.get("quantized_layers")
@@ -246,9 +244,7 @@ def matches(pattern: re.Pattern[str], path: str) -> bool:
 
 
 def safe_pattern(text: str) -> re.Pattern[str]:
-    """Compile a regular expression of a config.json. Anybody may write it, so it must not take
-    long.
-    """
+    """Compile a regular expression of a config.json. Anybody may write it: it must be quick."""
     repeats = len(re.findall(r"[*+{]", text))
     if repeats > _MOST_REPEATS or len(text) > _LONGEST or re.search(r"\)[*+{?]", text):
         raise MalformedCheckpoint(f"the pattern {text!r:.60} is too complicated to be read here")

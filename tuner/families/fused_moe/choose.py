@@ -251,9 +251,7 @@ class MoeBaselines(Baselines):
 
     @cached_property
     def trusted(self) -> Mapping[Point, Config]:
-        """Return the entries that the makers measured on the card, near its size. They may not run
-        with this Triton.
-        """
+        """Return what the makers measured on the card; it may not run with this Triton."""
         shipped = {
             point: self.configs[point]["shipped"] for point in self.configs if self._ships(point)
         }

@@ -221,9 +221,7 @@ class MoeLaunch:
 
     @property
     def a_rows(self) -> int:
-        """Return the number of rows of A. With TMA, down reads all slots in sorted order, including
-        the padding.
-        """
+        """Return A's rows. With TMA, down reads all slots in sorted order, with their padding."""
         if self.gemm is Gemm.UP:
             return self.batch_size
         if self.tma:
