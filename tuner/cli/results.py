@@ -15,7 +15,7 @@ from tuner.cli.runs import waiting
 from tuner.devices.table import find_device
 from tuner.errors import BadInput
 from tuner.problems.points import UNKNOWN_SERVER
-from tuner.problems.registry import parse_problem
+from tuner.problems.registry import family_of, parse_problem
 from tuner.render import list_width, table
 
 if TYPE_CHECKING:
@@ -183,7 +183,8 @@ def import_results(
     found = [checked(result) for path in files for result in read_results(path)]
     with Workbench() as workbench, ResultExchange.open(database_url(os.environ)) as store:
         with waiting(f"compiling the kernels of {len(found)} results"):
-            asked = [(one, _believed(one, workbench)) for one in found]
+            new = map(store.unmeasured, found)
+            asked = [(one, _believed(one, workbench) if one.entries else None) for one in new]
         done = [(one.key.problem.spec(), _taken(one, run, workbench, store)) for one, run in asked]
     show(
         as_json,
@@ -201,12 +202,14 @@ def _believed(result: RunResult, workbench: Workbench) -> PreparedRun:
     from tuner.tuning.request import Effort, Request, Source, prepare, triton_version
 
     key, place = result.key, result.key.environment
+    tuned = [entry.point for entry in result.entries if entry.point in key.points]
     engine, card = find_engine(f"{place.engine}=={place.engine_version}"), find_device(place.device)
     request = Request(
         problem=key.problem,
         device=card,
         engine=engine,
         source=Source(MeasureKind.GPU, gpu=gpu_of_kind(card) or ""),
+        selection=family_of(key.problem).selection_of(key.problem, tuned or key.points),
         effort=Effort.QUICK,
         server=next((entry.server for entry in result.entries if entry.server), UNKNOWN_SERVER),
     )
@@ -224,24 +227,20 @@ def _believed(result: RunResult, workbench: Workbench) -> PreparedRun:
 
 
 def _taken(
-    result: RunResult, prepared: PreparedRun, workbench: Workbench, store: ResultExchange
+    result: RunResult, prepared: PreparedRun | None, workbench: Workbench, store: ResultExchange
 ) -> str:
     """Store a result, or the entries measured again on this machine. Return the outcome."""
-    from tuner.problems.results import Status
     from tuner.render import gain_text
     from tuner.tuning.claims import measured_again
     from tuner.tuning.gains import gains, mean_gain
     from tuner.tuning.run import execute, open_source
 
-    problem, place = result.key.problem, result.key.environment
-    mine = store.winners_at(problem, place.device, place.engine)
-    known = {one.environment.kernel_hash for one in mine if one.status is Status.OK}
-    if place.kernel_hash in known:
+    if prepared is None:
         return "left out: the store has measured entries of its own"
     if not prepared.request.source.gpu:
         return (
             f"{store.add(result)} entries stored: compiled here, and not measured, because no "
-            f"GPU that may be used here is an {place.device}"
+            f"GPU that may be used here is an {result.key.environment.device}"
         )
     run = measured_again(prepared, result.entries)
     report = execute(run, open_source(prepared.request, workbench), store)
