@@ -150,6 +150,24 @@ def test_what_is_left_alone_by_now_is_removed(engine, tmp_path):
     assert not again.removed
 
 
+@pytest.mark.parametrize("change", ["none", "left alone", "changed by hand"])
+def test_files_for_an_older_triton_stay_unless_servers_would_read_them(engine, tmp_path, change):
+    """Servers of the older release read them; the engine takes them for a layer without a file."""
+    older = of(PROBLEM, winners(), triton="3.5.1")
+    first = export_device(older, L40S, engine, tmp_path, allow_predicted=False)
+    paths = {file.path for file in first.files}
+    if change == "changed by hand":
+        for path in paths:
+            path.write_text(path.read_text() + "\n")
+    now = winners() if change == "none" else left_alone(winners())
+    report = export_device(now, L40S, engine, tmp_path, allow_predicted=False)
+    assert len(report.files) == (2 if change == "none" else 0)
+    assert {*report.removed} == (paths if change == "left alone" else set())
+    assert {path.exists() for path in paths} == {change != "left alone"}
+    sidecars = {file.sidecar.exists() for file in first.files}
+    assert sidecars == {change != "left alone"}
+
+
 def test_a_file_that_was_changed_by_hand_stays(engine, tmp_path):
     (file, *_) = export_device(winners(), L40S, engine, tmp_path, allow_predicted=False).files
     file.path.write_text(file.text() + "\n")
