@@ -150,6 +150,25 @@ def test_what_is_left_alone_by_now_is_removed(engine, tmp_path):
     assert not again.removed
 
 
+def test_files_of_a_users_own_folder_are_not_lost(engine, tmp_path):
+    """Of one an engine has a file too, of the other there are winners."""
+    shipped = moe_engine(engine).package_root / "configs"
+    beside = next(path.relative_to(shipped) for path in shipped.rglob("*.json"))
+    configs = tmp_path / "configs"
+    replaced = configs / "triton_3_6_0" / UP_NAME
+    for path in (configs / beside, replaced):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"1": {}}')
+    for _ in range(2):
+        export_device(winners(), L40S, engine, tmp_path, allow_predicted=False)
+        assert (configs / beside).read_text() == '{"1": {}}'
+        assert replaced.read_text() != '{"1": {}}'
+    report = export_device(left_alone(winners()), L40S, engine, tmp_path, allow_predicted=False)
+    assert replaced in report.removed
+    assert replaced.read_text() == '{"1": {}}'
+    assert not list((tmp_path / "provenance").rglob("*.json*"))
+
+
 @pytest.mark.parametrize("change", ["none", "left alone", "changed by hand"])
 def test_files_for_an_older_triton_stay_unless_servers_would_read_them(engine, tmp_path, change):
     """Servers of the older release read them; the engine takes them for a layer without a file."""

@@ -230,7 +230,8 @@ def take_back(
             own = delivery_of(engine, family).packaged()
             packaged[family] = {out / place: path for place, path in own}
         kept = kept_file(sidecar)
-        shipped = packaged[family].get(path) if out else kept if kept.exists() else None
+        own = packaged[family].get(path) if out else None
+        shipped = kept if kept.exists() else own
         try:
             if shipped:
                 write_all(path.parent, {path: shipped.read_bytes()})
