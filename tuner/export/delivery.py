@@ -230,8 +230,7 @@ def take_back(
             own = delivery_of(engine, family).packaged()
             packaged[family] = {out / place: path for place, path in own}
         kept = kept_file(sidecar)
-        own = packaged[family].get(path) if out else None
-        shipped = kept if kept.exists() else own
+        shipped = kept if kept.exists() else packaged[family].get(path) if out else None
         try:
             if shipped:
                 write_all(path.parent, {path: shipped.read_bytes()})
