@@ -187,4 +187,4 @@ def test_results_of_other_kernels_are_no_own_results(tmp_path, given, change):
     with ResultExchange.open(f"sqlite:///{tmp_path}/tuner.db") as store:
         store.add(other)
         assert store.unmeasured(result) == result
-        assert not store.unmeasured(other).entries
+        assert store.unmeasured(other) is None

@@ -28,10 +28,9 @@ class ResultExchange(ResultStore):
             by_run.setdefault(winner.run_id, []).append(winner)
         return [self._result(number, by_run[number]) for number in sorted(by_run)]
 
-    def unmeasured(self, result: RunResult) -> RunResult:
-        """Return a result's entries at sizes that the store has not measured for these kernels.
-
-        If only untuned entries are left, there are none.
+    def unmeasured(self, result: RunResult) -> RunResult | None:
+        """Return a result's entries at sizes that the store has not measured for these kernels;
+        None if these were not tuned.
         """
         place = result.key.environment
         mine = {
@@ -41,7 +40,7 @@ class ResultExchange(ResultStore):
         }
         new = tuple(entry for entry in result.entries if size_of(entry.point) not in mine)
         tuned = not mine or any(entry.status is Status.OK for entry in new)
-        return replace(result, entries=new if tuned else ())
+        return replace(result, entries=new) if tuned else None
 
     def add(self, result: RunResult) -> int:
         """Store a result from elsewhere; return the number of entries that were added.
