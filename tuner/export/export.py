@@ -311,8 +311,8 @@ def export(
     for file in files:
         # The file is the last to be replaced: if only its sidecar were missing, it would pass for
         # the engine's.
-        if out is None and (shipped := shipped_at(file.path)):
-            data[kept_file(file.sidecar)] = shipped.read_bytes()
+        if replaced := shipped_at(file.path):
+            data[kept_file(file.sidecar)] = replaced.read_bytes()
         data[file.sidecar] = sidecar_text(file.provenance).encode()
         data[file.path] = file.text().encode()
     top = out or _engine_root(used, engine)
@@ -383,15 +383,13 @@ def packaged_to_carry(deliveries: Iterable[Delivery], root: Path) -> dict[Path, 
     """Return the engine's own files that are missing under a root, by the path that they belong at.
 
     Servers that are pointed at a root read no packaged files, so the root must have them too. Files
-    that this tuner exported stay.
+    that are there stay: this tuner exported them, or a user put them there.
     """
     carried: dict[Path, bytes] = {}
     for delivery in deliveries:
         for relative, path in delivery.packaged():
-            target, data = root / relative, path.read_bytes()
-            ours = (root / PROVENANCE / Path(*relative.parts[1:])).exists()
-            if not ours and not (target.is_file() and target.read_bytes() == data):
-                carried[target] = data
+            if not (target := root / relative).exists():
+                carried[target] = path.read_bytes()
     return carried
 
 
