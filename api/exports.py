@@ -19,15 +19,9 @@ from tuner.devices.table import Device
 from tuner.engines.engine import Engine, find_engine
 from tuner.engines.settings import options_text, server_settings
 from tuner.errors import ExportRefused, UnwritableOutput
+from tuner.export.choice import choose
 from tuner.export.delivery import ServerFlags
-from tuner.export.export import (
-    choose,
-    deliveries_for,
-    export,
-    package_folders,
-    packaged_files,
-    way_to,
-)
+from tuner.export.export import deliveries_for, export, package_folders, packaged_files, way_to
 from tuner.export.summary import shelf_notes
 from tuner.problems.points import Problem
 from tuner.shell import export_line, unset_line
@@ -149,7 +143,10 @@ def make_archive(
             if not chosen.winners:
                 reasons = "; ".join(map(str, chosen.advice))
                 return ExportRefused(f"nothing is advised for these servers: {reasons}")
-            files_of = export(chosen.winners, engine, wanted.device, root, chosen.not_written)
+            files_of = export(
+                *(chosen.winners, engine, wanted.device, root, chosen.not_written),
+                made=chosen.files,
+            )
             used = deliveries_for(chosen.winners, engine)
             variables, server_flags, notes = way_to(root, files_of, used, engine)
             notes += shelf_notes(chosen.winners)

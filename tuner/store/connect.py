@@ -179,9 +179,10 @@ def _postgres_engine(url: URL, limits: PoolLimits, pool: Mapping[str, Any]) -> E
         raise UnusableStore(
             "a PostgreSQL store needs psycopg: pip install 'engine-tuner[postgres]'"
         ) from None
+    waits = limits.statement_s, limits.lock_s, limits.connect_s
     with translated(url):
-        engine = create_engine(url, connect_args=postgres.connect_options(url, limits), **pool)
-    postgres.bound(engine, limits)
+        engine = create_engine(url, connect_args=postgres.connect_options(url, *waits), **pool)
+    postgres.bound(engine, limits.statement_s, limits.connect_s)
     return engine
 
 

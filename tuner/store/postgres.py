@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import select
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
 from sqlalchemy import URL, Engine, event
 from sqlalchemy.exc import InvalidatePoolError
-
-if TYPE_CHECKING:
-    from tuner.store.connect import PoolLimits
 
 IDLE_S = 5.0  # a connection that was unused for longer is asked whether it still answers
 PING_S = 2.0  # and is replaced if it has not answered by then
@@ -55,21 +52,21 @@ class BoundedConnection(psycopg.Connection[Any]):
                 raise TimeoutError(f"the server did not answer within {self.silence_s:g} s")
 
 
-def bound(engine: Engine, limits: PoolLimits) -> None:
+def bound(engine: Engine, statement_s: float, connect_s: float) -> None:
     """Give up servers that are silent, and replace connections that ended while they were unused.
 
     A question before each use would cost a round trip. A server that stops closes its connections,
     which shows here at once, without a round trip. A connection that a firewall dropped shows
     nothing, so a connection that was idle is asked.
     """
-    silence_s = limits.statement_s + GRACE_S if limits.statement_s else None
+    silence_s = statement_s + GRACE_S if statement_s else None
 
     @event.listens_for(engine, "do_connect")
     def _on_connect(
         dialect: object, record: object, args: tuple[str, ...], named: dict[str, Any]
     ) -> BoundedConnection:
         connection = BoundedConnection.connect(*args, **named)
-        connection.silence_s = limits.connect_s
+        connection.silence_s = connect_s
         return connection
 
     @event.listens_for(engine, "checkin")
@@ -99,19 +96,21 @@ def _has_something_to_read(connection: Any) -> bool:  # noqa: ANN401
     return bool(poll.poll(0))
 
 
-def connect_options(url: URL, limits: PoolLimits) -> dict[str, object]:
+def connect_options(
+    url: URL, statement_s: float, lock_s: float, connect_s: int
+) -> dict[str, object]:
     """Return libpq's parameters. The URL's own parameters come first."""
     session = {
         "idle_in_transaction_session_timeout": _STALLED_MS,
-        "statement_timeout": round(limits.statement_s * 1000),
-        "lock_timeout": round(limits.lock_s * 1000),
+        "statement_timeout": round(statement_s * 1000),
+        "lock_timeout": round(lock_s * 1000),
         # The methods are written for this level; a server may have another default.
         "default_transaction_isolation": "read\\ committed",
     }
     given = url.normalized_query.get("options", ())
     settings = [f"-c {name}={value}" for name, value in session.items()]
     options: dict[str, object] = {
-        "connect_timeout": limits.connect_s,
+        "connect_timeout": connect_s,
         # An unreachable server is given up after half a minute; the kernel would take 15 minutes.
         "keepalives_idle": 10,
         "keepalives_interval": 5,
