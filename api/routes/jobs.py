@@ -14,7 +14,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from api.asked import asked_model, in_api_words, job_request, jobs_of
+from api.asked import asked_model, in_api_words, job_request, jobs_of, request_of_batch
 from api.auth import Admin, Caller, Reader, Submitter, may_hurry
 from api.bodies import JsonRoute
 from api.errors import problem_of, problem_of_mistakes, request_id, responses
@@ -117,12 +117,13 @@ def submit_jobs(
     wanted: list[tuple[JobRequest, Priority]] = []
     items: list[dict[str, Any]] = []
     notes: list[list[str]] = []
+    away: dict[str, ServerUnavailable] = {}
     for one in jobs:
         try:
             if isinstance(one, RefusedJob):
                 problem = problem_of_mistakes(one.errors, one.values, request)
             else:
-                asked, said = job_request(one, settings, workers)
+                asked, said = request_of_batch(one, settings, workers, away)
                 wanted.append((asked, _priority(one)))
                 notes.append(said)
                 items.append({"problem": None})
