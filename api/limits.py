@@ -151,11 +151,13 @@ class Question:
         self._failure: UnusableStore | None = None
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Wait for the turn. Raises the UnusableStore that another thread met meanwhile."""
-        came_at = self._clock()
+    def turn(self, since: float | None = None) -> Iterator[None]:
+        """Wait for the turn. Raises the UnusableStore that another thread met meanwhile, or since
+        then, if the caller waited before, in seconds of the clock.
+        """
+        since = self._clock() if since is None else since
         with self.lock:
-            if self._failure and came_at <= self._failed_at:
+            if self._failure and since <= self._failed_at:
                 raise self._failure.with_traceback(None)
             try:
                 yield

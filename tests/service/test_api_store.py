@@ -280,11 +280,13 @@ class TestGone:
 
 
 def test_requests_that_waited_for_one_in_vain_fail_with_it():
-    times = iter([0.0, 5.0, 3.0, 6.0])  # asked, failed; asked before that; asked after it
+    times = iter([0.0, 5.0, 3.0, 6.0])  # asked, failed; came before that; came after it
     question = Question(times.__next__)
     with pytest.raises(StoreUnreachable, match="away"), question.turn():
         raise StoreUnreachable("away")
     with pytest.raises(StoreUnreachable, match="away"), question.turn():
+        pytest.fail("the store was asked again")
+    with pytest.raises(StoreUnreachable, match="away"), question.turn(since=4.0):
         pytest.fail("the store was asked again")
     with question.turn():
         pass
