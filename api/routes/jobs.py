@@ -132,7 +132,10 @@ def submit_jobs(
             problem = problem_of(error, request_id(request), on_page=wants_page(request.scope))
         items.append({"job": None, "problem": problem.model_dump(exclude_defaults=True)})
     answers = _submit(wanted, body, caller, api, idempotency_key)
-    if len(answers) != len(wanted):
+    # Another job than the first time may be refused: its server was away then, or is away now.
+    asked_for = [(one.spec, one.device) for one, _ in wanted]
+    answered = [(one.job.request.spec, one.job.request.device) for one in answers]
+    if len(answers) != len(wanted) or (len(wanted) < len(jobs) and answered != asked_for):
         raise IdempotencyConflict("the same batch was answered otherwise before: use a new key")
     _announce(answers, response, api)
     accepted = (item for item in items if item["problem"] is None)

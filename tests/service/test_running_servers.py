@@ -90,6 +90,20 @@ def test_a_server_that_is_away_is_no_conflict(server, listed):
         assert answer.headers["retry-after"] == "5"
 
 
+def test_a_repeated_batch_gives_no_job_to_another(server, listed):
+    key = {"Idempotency-Key": "k"}
+    with sglang_server("0.5.16", **GIVEN) as first, sglang_server("0.5.16", **GIVEN) as second:
+        jobs = [{"model": first, "device": "H100"}, {"model": second, "device": "L40S"}]
+        listed(second)  # the first is refused
+        posted = server.call("POST", "/v1/jobs:batch", {"jobs": jobs}, key)
+        assert [one["job"] is not None for one in posted.json["jobs"]] == [False, True]
+        again = server.call("POST", "/v1/jobs:batch", {"jobs": jobs}, key)
+        assert (again.status, again.headers["idempotent-replayed"]) == (200, "true")
+        listed(first)
+        answer = server.call("POST", "/v1/jobs:batch", {"jobs": jobs}, key)
+    assert "the same batch was answered otherwise before" in answer.problem(422)
+
+
 def test_submit_takes_a_url(store_url, monkeypatch):
     monkeypatch.setenv("TUNER_DATABASE_URL", store_url)
     with sglang_server("0.5.16", **GIVEN) as url:
