@@ -20,8 +20,11 @@ from tuner.store.connect import PoolLimits
 from tuner.store.database import HEAD, Database, try_file_lock
 from tuner.store.jobs import JobStore
 from tuner.store.keys import KeyStore, Scope
-from tuner.store.postgres import IDLE_S
+from tuner.store.postgres import GRACE_S, IDLE_S
 from tuner.store.tables import VERSION_TABLE
+from workers import run_job
+from workers.service import EmbeddedWorker
+from workers.settings import STORE_LIMITS, Settings
 
 REQUEST = new_request(PROBLEM, "L40S", measure="predict")
 IMPATIENT = PoolLimits(connection_s=0.2, statement_s=20, lock_s=0.2, connections=2)
@@ -137,6 +140,14 @@ class TestLimits:
                 age(jobs.database, IDLE_S + 1)
                 assert jobs.counts() == {}
             assert submit(jobs, REQUEST).created
+
+    def test_workers_and_their_children_give_it_up_too(self, postgres_url):
+        worker = EmbeddedWorker(Settings(postgres_url), gpus=())
+        with run_job.open_database(postgres_url) as child, worker._database as parent:
+            for store in (child, parent):
+                with store.engine.connect() as connection:
+                    driver: Any = connection.connection.driver_connection
+                    assert driver.silence_s == STORE_LIMITS.statement_s + GRACE_S
 
     @both_databases
     def test_a_pool_without_a_free_connection_is_given_up(self, store_url):
