@@ -89,7 +89,8 @@ class ApiSettings:
     def store_limits(self) -> PoolLimits:
         """Return how long a request waits for the store."""
         wait_s = self.lock_s
-        return PoolLimits(wait_s, self.statement_s, lock_s=wait_s, connect_s=wait_s)
+        connect_s = min(wait_s, PoolLimits.connect_s)
+        return PoolLimits(wait_s, self.statement_s, lock_s=wait_s, connect_s=connect_s)
 
 
 def read_api_settings(environ: Mapping[str, str] = os.environ) -> ApiSettings:

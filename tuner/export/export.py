@@ -21,9 +21,7 @@ from tuner.export.advice import NO_FLAGS
 from tuner.export.choice import MadeFiles, choose, families_of, winners_of
 from tuner.export.delivery import Delivery, ExportFile, ServerFlags, delivery_of, take_back
 from tuner.export.files import left_out_name, left_out_text, sidecar_text, write_all
-from tuner.export.selection import (
-    LeftOut,
-)
+from tuner.export.selection import LeftOut
 from tuner.export.summary import ExportSummary, shelf_notes, triton_notes
 from tuner.problems.points import Problem
 from tuner.problems.registry import families

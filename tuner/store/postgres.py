@@ -21,6 +21,10 @@ _STALLED_MS = 30_000
 T = TypeVar("T")
 
 
+class SilentServer(psycopg.OperationalError):
+    """The server has not answered for too long."""
+
+
 class BoundedConnection(psycopg.Connection[Any]):
     """A connection that gives up a server that is silent for `silence_s` seconds; None: never.
 
@@ -30,12 +34,12 @@ class BoundedConnection(psycopg.Connection[Any]):
     silence_s: float | None = None
 
     def wait(self, gen: PQGen[T], *args: Any, **named: Any) -> T:  # noqa: ANN401
-        """Wait as psycopg does. Raises psycopg.OperationalError, and closes the connection."""
+        """Wait as psycopg does. Raises SilentServer, and closes the connection."""
         try:
             return super().wait(self._unless_silent(gen), *args, **named)
-        except TimeoutError as error:
+        except SilentServer:
             self.close()  # its server may still answer to this statement
-            raise psycopg.OperationalError(str(error)) from None
+            raise
 
     def _unless_silent(self, steps: PQGen[T]) -> PQGen[T]:
         ready, heard = None, time.monotonic()
@@ -49,7 +53,7 @@ class BoundedConnection(psycopg.Connection[Any]):
             if ready:
                 heard = time.monotonic()
             elif self.silence_s and time.monotonic() - heard > self.silence_s:
-                raise TimeoutError(f"the server did not answer within {self.silence_s:g} s")
+                raise SilentServer(f"the server did not answer within {self.silence_s:g} s")
 
 
 def bound(engine: Engine, statement_s: float, connect_s: float) -> None:
