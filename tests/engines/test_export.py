@@ -19,11 +19,13 @@ from tuner.cli.commands import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused, UnwritableOutput
+from tuner.export.choice import choose
 from tuner.export.delivery import cards_to_serve
 from tuner.export.diff import diff_exports
-from tuner.export.export import choose, deliveries_for, export, export_device, packaged_to_carry
+from tuner.export.export import deliveries_for, export, export_device, packaged_to_carry
 from tuner.export.selection import select
 from tuner.families.fused_moe.engine import moe_engine
+from tuner.families.fused_moe.export import MoeDelivery
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
@@ -316,6 +318,20 @@ def test_the_list_of_another_device_stays(engine, tmp_path):
     ours = of(PROBLEM, winners(), device=h200.name)
     export_device(ours, h200, engine, tmp_path, allow_predicted=False)
     assert OTHER.spec() in (tmp_path / LIST).read_text()
+
+
+def test_files_are_made_once(engine, tmp_path, monkeypatch):
+    made, make = [], MoeDelivery.files
+
+    def files(delivery, winners, device, root):
+        made.extend({winner.problem for winner in winners})
+        return make(delivery, winners, device, root)
+
+    monkeypatch.setattr(MoeDelivery, "files", files)
+    both = winners() + of(OTHER, winners())
+    report = export_device(both, L40S, engine, tmp_path, allow_predicted=False)
+    assert len(report.files) == 4
+    assert sorted(made, key=str) == sorted([PROBLEM, OTHER], key=str)
 
 
 def test_where_all_is_predicted_the_export_is_refused(engine, tmp_path):
