@@ -12,7 +12,7 @@ from api.state import Api
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import Engine, find_engine, parse_spec
 from tuner.engines.settings import server_settings, settings_to_keep
-from tuner.errors import BadInput, BadProblem, IndivisibleShape, UnknownEngine
+from tuner.errors import BadInput, BadProblem, IndivisibleShape, ServerUnavailable, UnknownEngine
 from tuner.export.plan import Elsewhere, ModelPlan
 from tuner.jobs.job import JobRequest, refuse_undoable
 from tuner.jobs.model_jobs import ModelJobs, model_jobs
@@ -94,6 +94,23 @@ def job_request(
         request = asked.request(target, only_problem(target))
         refuse_undoable(request)
     return request, in_api_words(target.notes)
+
+
+def request_of_batch(
+    body: SubmitJob,
+    settings: Settings,
+    workers: Sequence[WorkerStatus],
+    away: dict[str, ServerUnavailable],
+) -> tuple[JobRequest, list[str]]:
+    """Return the job as `job_request` does, but wait once for a server that does not answer."""
+    place = body.model if isinstance(body.model, str) else ""
+    if place in away:
+        raise away[place]
+    try:
+        return job_request(body, settings, workers)
+    except ServerUnavailable as error:
+        away[place] = error
+        raise
 
 
 def asked_model(body: SubmitModel, settings: Settings, workers: Sequence[WorkerStatus]) -> Asked:

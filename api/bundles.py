@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from anyio import CapacityLimiter, to_thread
 
+from api.limits import Question
 from tuner.deploy.bundle.build import Bundle, build_bundle
 from tuner.deploy.cluster import Cluster, parse_cluster
 from tuner.devices.table import Device
@@ -50,7 +52,7 @@ class Bundles:
 
     def __init__(self, store: ResultStore) -> None:
         self._store = store
-        self._one_at_a_time = CapacityLimiter(1)
+        self._one_at_a_time, self._question = CapacityLimiter(1), Question()
         self._kept = lru_cache(KEPT)(self._build)
 
     async def get(self, asked: BundleRequest) -> Bundle:
@@ -58,14 +60,16 @@ class Bundles:
 
         Raises UnknownEngine, ExportRefused and MalformedCluster, as `build_bundle` does.
         """
-        return await to_thread.run_sync(self._find, asked, limiter=self._one_at_a_time)
+        limiter = self._one_at_a_time
+        return await to_thread.run_sync(self._find, asked, time.monotonic(), limiter=limiter)
 
-    def _find(self, asked: BundleRequest) -> Bundle:
+    def _find(self, asked: BundleRequest, since: float) -> Bundle:
         engine = find_engine(asked.cluster.engine.spec)
-        state = self._store.winners_state(
-            device=asked.device.name, engine=engine.name, engine_version=engine.version
-        )
-        return self._kept(asked, state)
+        with self._question.turn(since):
+            state = self._store.winners_state(
+                device=asked.device.name, engine=engine.name, engine_version=engine.version
+            )
+            return self._kept(asked, state)
 
     def _build(self, asked: BundleRequest, _: str) -> Bundle:
         engine = find_engine(asked.cluster.engine.spec)

@@ -28,6 +28,7 @@ from tuner.errors import (
     LastAdmin,
     NotRetriable,
     QueueFull,
+    ServerUnavailable,
     StoreFull,
     StoreReadOnly,
     StoreReplaced,
@@ -176,6 +177,7 @@ _STATUSES: dict[type[BaseException], int] = {
     UnwritableOutput: 500,  # requests name no folders: it is one of the server's own
     BadInput: 422,
     QueueFull: 429,
+    ServerUnavailable: 503,  # an engine's server, by whose URL a model was named
     WorkFailed: 409,
     TunerError: 500,
 }
@@ -244,6 +246,7 @@ def problem_of(error: TunerError, request_id: str, *, on_page: bool = False) -> 
     status, detail = _nearest(error, _STATUSES), said_of(error, on_page=on_page)
     if status >= 500:
         log.error("%s", error)
+    if status == 500:
         detail = "the tuner failed"
     if isinstance(error, WrongSchema):
         detail = error.message

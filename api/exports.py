@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import tempfile
+import time
 import zlib
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,20 +15,15 @@ from pathlib import Path
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import checkpoint
 
+from api.limits import Question
 from tuner.deploy.bundle.archive import BundleFile, plain_tar
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine, find_engine
 from tuner.engines.settings import options_text, server_settings
 from tuner.errors import ExportRefused, UnwritableOutput
+from tuner.export.choice import choose
 from tuner.export.delivery import ServerFlags
-from tuner.export.export import (
-    choose,
-    deliveries_for,
-    export,
-    package_folders,
-    packaged_files,
-    way_to,
-)
+from tuner.export.export import deliveries_for, export, package_folders, packaged_files, way_to
 from tuner.export.summary import shelf_notes
 from tuner.problems.points import Problem
 from tuner.shell import export_line, unset_line
@@ -84,7 +80,7 @@ class Exports:
 
     def __init__(self, store: ResultStore) -> None:
         self._store = store
-        self._one_at_a_time = CapacityLimiter(1)
+        self._one_at_a_time, self._question = CapacityLimiter(1), Question()
         self._kept: dict[object, Archive | ExportRefused] = {}  # the newest last
 
     async def get(self, wanted: ExportRequest) -> Archive:
@@ -93,18 +89,20 @@ class Exports:
         Raises UnknownEngine, ExportRefused, UnusableStore, and UnwritableOutput if there is no room
         for temporary files.
         """
-        found = await to_thread.run_sync(self._find, wanted, limiter=self._one_at_a_time)
+        limiter = self._one_at_a_time
+        found = await to_thread.run_sync(self._find, wanted, time.monotonic(), limiter=limiter)
         if isinstance(found, ExportRefused):
             raise ExportRefused(found.message, cli=found.cli, api=found.api, page=found.page)
         return found
 
-    def _find(self, wanted: ExportRequest) -> Archive | ExportRefused:
+    def _find(self, wanted: ExportRequest, since: float) -> Archive | ExportRefused:
         engine = find_engine(wanted.engine)
-        winners = self._store.winners_state(
-            device=wanted.device.name, engine=engine.name, engine_version=engine.version
-        )
-        key = wanted, engine.root, winners, files_state(package_folders(engine))
-        found = self._kept.pop(key, None) or make_archive(self._store, wanted, engine)
+        with self._question.turn(since):
+            winners = self._store.winners_state(
+                device=wanted.device.name, engine=engine.name, engine_version=engine.version
+            )
+            key = wanted, engine.root, winners, files_state(package_folders(engine))
+            found = self._kept.pop(key, None) or make_archive(self._store, wanted, engine)
         self._kept[key] = found
         while sum(map(_held, self._kept.values())) > KEPT_BYTES:
             del self._kept[next(iter(self._kept))]
@@ -149,7 +147,10 @@ def make_archive(
             if not chosen.winners:
                 reasons = "; ".join(map(str, chosen.advice))
                 return ExportRefused(f"nothing is advised for these servers: {reasons}")
-            files_of = export(chosen.winners, engine, wanted.device, root, chosen.not_written)
+            files_of = export(
+                *(chosen.winners, engine, wanted.device, root, chosen.not_written),
+                made=chosen.files,
+            )
             used = deliveries_for(chosen.winners, engine)
             variables, server_flags, notes = way_to(root, files_of, used, engine)
             notes += shelf_notes(chosen.winners)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from threading import Lock
 from typing import Any
 
 import anyio
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.errors import RETRY_S, problem_response
 from api.keys import counted
 from api.pages.browser import HEALTH_PATHS, needs_no_key
+from tuner.errors import UnusableStore
 from workers.settings import Settings
 
 log = logging.getLogger("tuner.api.rates")
@@ -135,6 +137,33 @@ class Turns:
                 await self._free.acquire()
             return not wait.cancelled_caught
         return True
+
+
+class Question:
+    """A question to the store that its threads ask in turn, and whose failure they share.
+
+    Each would otherwise wait for a store that does not answer, one after the other.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.lock = Lock()
+        self._clock, self._failed_at = clock, 0.0
+        self._failure: UnusableStore | None = None
+
+    @contextmanager
+    def turn(self, since: float | None = None) -> Iterator[None]:
+        """Wait for the turn. Raises the UnusableStore that another thread met meanwhile, or since
+        then, if the caller waited before, in seconds of the clock.
+        """
+        since = self._clock() if since is None else since
+        with self.lock:
+            if self._failure and since <= self._failed_at:
+                raise self._failure.with_traceback(None)
+            try:
+                yield
+            except UnusableStore as error:
+                self._failure, self._failed_at = error, self._clock()
+                raise
 
 
 class Pace:

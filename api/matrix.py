@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 from anyio import to_thread
 
+from api.limits import Question
 from tuner.errors import TunerError
 from tuner.jobs.job import JobRequest
 from tuner.jobs.workers import WorkerStatus
@@ -152,7 +152,7 @@ class Matrix:
     ) -> None:
         """Take the functions that read the watch list and the known workers."""
         self._lookups, self._read_watches, self._workers = lookups, watches, workers
-        self._lock = threading.Lock()
+        self._question = Question()
         self._known = _Known()
         self._fresh_until = self._watched_until = 0.0
 
@@ -164,7 +164,7 @@ class Matrix:
 
     def rows(self) -> Sequence[CoverageRow]:
         """Return all rows, at most FRESH_S old. Raises UnusableStore."""
-        with self._lock:
+        with self._question.turn():
             if time.monotonic() >= self._fresh_until:
                 self._refresh()
                 self._fresh_until = time.monotonic() + FRESH_S
@@ -181,7 +181,7 @@ class Matrix:
 
     def forget(self) -> None:
         """Sum up the store again: results were withdrawn."""
-        with self._lock:
+        with self._question.lock:
             self._known, self._fresh_until = _Known(), 0.0
 
     def _refresh(self) -> None:

@@ -285,6 +285,7 @@ class EnvironmentOut(BaseModel):
     torch: str
     cuda: str
     driver: str
+    backends: str = Field(description="Other kernel libraries with their versions.")
 
 
 class ResultHistoryOut(BaseModel):

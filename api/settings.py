@@ -83,13 +83,14 @@ class ApiSettings:
     connections_per_address: int = _whole(100, 1, 100_000)
     # PostgreSQL gives a statement of a request up after so many seconds.
     statement_s: int = _whole(10, 1, 3600)
-    lock_s: int = _whole(5, 1, 3600)  # and a wait for a lock, or for a free connection to the store
+    lock_s: int = _whole(5, 1, 3600)  # and a wait for a lock, or for a connection to the store
 
     @property
     def store_limits(self) -> PoolLimits:
         """Return how long a request waits for the store."""
         wait_s = self.lock_s
-        return PoolLimits(connection_s=wait_s, statement_s=self.statement_s, lock_s=wait_s)
+        connect_s = min(wait_s, PoolLimits.connect_s)
+        return PoolLimits(wait_s, self.statement_s, lock_s=wait_s, connect_s=connect_s)
 
 
 def read_api_settings(environ: Mapping[str, str] = os.environ) -> ApiSettings:

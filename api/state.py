@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from fastapi import Depends, Request
 from api.bundles import Bundles
 from api.exports import Exports
 from api.keys import KnownKeys
+from api.limits import Question
 from api.matrix import Matrix
 from api.pages.browser import LoginLinks
 from api.settings import ApiSettings
@@ -106,7 +106,7 @@ class Fleet:
 
     def __init__(self, workers: WorkerStore) -> None:
         self._store = workers
-        self._lock = threading.Lock()
+        self._question = Question()
         self._seen: Reasons | None = None
         self._seen_at = 0.0
 
@@ -116,7 +116,7 @@ class Fleet:
 
     def reasons(self) -> Reasons:
         """Return the object that says of each job why it does not go on. Raises UnusableStore."""
-        with self._lock:
+        with self._question.turn():
             now = time.monotonic()
             if self._seen is None or now - self._seen_at >= SEEN_FOR_S:
                 self._seen, self._seen_at = self._store.reasons(), now

@@ -22,7 +22,8 @@ from tuner.devices.table import find_device
 from tuner.engines.config_files import PROVENANCE
 from tuner.engines.engine import find_engine, kernel_hash
 from tuner.export.advice import Advice
-from tuner.export.export import choose, export
+from tuner.export.choice import choose
+from tuner.export.export import export
 from tuner.models.served_as import models_of
 from tuner.problems.registry import family_of
 from tuner.problems.results import Entry, counted
@@ -88,7 +89,7 @@ def write_release(
     with TemporaryDirectory() as made:
         root = Path(made)
         chosen = choose(winners, card, engine, root, allow_predicted=False, wanted=problems)
-        files = export(chosen.winners, engine, card, root)
+        files = export(chosen.winners, engine, card, root, made=chosen.files)
         shutil.rmtree(root / PROVENANCE)
         shutil.copytree(root, out / folder, dirs_exist_ok=True)
         names = [(file.problem, str(folder / file.path.relative_to(root))) for file in files]

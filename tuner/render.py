@@ -20,7 +20,8 @@ _JOINTS = re.compile(r"(?<=[,:/=+&])")
 _FILE = re.compile(r"\S*/.*\.json")  # alone in its line; names of configs have blanks
 # A command or a variable to paste, as a line of its own or behind a colon, to the line's end.
 _PASTED = re.compile(r"\s*(?:[^`]*: )?(?:export|unset|tuner|curl|patch) \S")
-_QUOTED = re.compile(r"`[^`]*`")  # a command within a sentence
+# A command within a sentence, and the blocks in the name of a config.
+_QUOTED = re.compile(r"`[^`]*`|=\[\d+, \d+\]")
 _GLUE = "\0"  # a blank at which no line may end
 
 

@@ -40,7 +40,7 @@ from workers.metrics import PoolCollector, serve_metrics
 from workers.nightly import errors_of, headline, run_nightly
 from workers.queue import Announcer
 from workers.service import Service
-from workers.settings import read_settings
+from workers.settings import STORE_LIMITS, read_settings
 from workers.telemetry import Outage, log_json
 
 log = logging.getLogger("tuner.worker")
@@ -96,7 +96,7 @@ class Jobs(bootsteps.StartStopStep):  # type: ignore[misc]
         gpu = gpu_of()
         info = describe(gpu, devices_of(), name_of())
         try:
-            leases = Leases(Database.open(settings.database_url))
+            leases = Leases(Database.open(settings.database_url, STORE_LIMITS))
             REGISTRY.register(PoolCollector(Figures(leases.database)))
             _serve_metrics()
             _service = Service(leases, Announcer(settings, _broker), gpu, info, settings.limits)

@@ -34,13 +34,14 @@ from tuner.jobs.attempts import AttemptOutcome, AttemptResult
 from tuner.jobs.job import JobRequest, Lease, read_request
 from tuner.measure.workbench import Workbench
 from tuner.problems.results import MeasureKind
+from tuner.store.connect import place_of
 from tuner.store.database import Database
 from tuner.store.leases import Leases
 from tuner.tuning.request import Request, Source, prepare
 from tuner.tuning.run import execute, open_source
 from tuner.tuning.tune import Watcher
 from workers.machine import GPU_VARIABLE
-from workers.settings import Settings, read_settings
+from workers.settings import STORE_LIMITS, Settings, read_settings
 
 # These errors are about the request, and would be the same on every attempt. `do_job` handles two
 # kinds of BadInput before: another worker may have the engine, and the store may come back.
@@ -60,7 +61,7 @@ def main() -> None:
         while True:
             lease = read_lease(parent.receive())
             result = do_job(lease, leases, settings)
-            reason = _without_path(result.reason, lease.request, settings)
+            reason = _without_places(result.reason, lease.request, settings)
             parent.send(replace(result, reason=reason).as_json())
 
 
@@ -68,7 +69,7 @@ def open_database(url: str) -> Database:
     """Open the store, as soon as it answers. The parent's limit ends a wait that is too long."""
     while True:
         try:
-            return Database.open(url)
+            return Database.open(url, STORE_LIMITS)
         except (StoreUnreachable, StoreFull):
             time.sleep(STORE_AGAIN_S)
 
@@ -105,8 +106,9 @@ def do_job(lease: Lease, leases: Leases, settings: Settings) -> AttemptResult:
     return AttemptResult(AttemptOutcome.DONE)
 
 
-def _without_path(text: str, request: JobRequest, settings: Settings) -> str:
-    """Replace the recording's path in a text by its name: clients will read it."""
+def _without_places(text: str, request: JobRequest, settings: Settings) -> str:
+    """Leave the store's place and the recording's path out of a text: clients will read it."""
+    text = text.replace(f" {place_of(settings.database_url)}", "")
     recording = request.source.recording
     if recording is None or settings.recordings is None:
         return text

@@ -25,7 +25,7 @@ from tuner.store.workers import WorkerStore
 from workers.machine import LocalGpu, Registration, describe, detect_gpus
 from workers.metrics import EXPIRED_LEASES
 from workers.queue import Announces
-from workers.settings import Settings
+from workers.settings import STORE_LIMITS, Settings
 from workers.telemetry import Outage
 from workers.worker import Worker, child_environ
 
@@ -201,7 +201,7 @@ class EmbeddedWorker:
     """
 
     def __init__(self, settings: Settings, gpus: Sequence[LocalGpu] | None = None) -> None:
-        self._database = Database.open(settings.database_url)
+        self._database = Database.open(settings.database_url, STORE_LIMITS)
         found: Sequence[LocalGpu | None] = detect_gpus() if gpus is None else gpus
         outage = Outage("the store")
         self._services = [

@@ -39,12 +39,17 @@ class Runner:
         self._child: ChildProcess | None = None
         self._ready = False
         self._jobs_left = 0
+        self._obstacle = ""
 
     def start(self, lease: Lease) -> None:
-        """Give the job to a child. If the child dies with it, `poll` tells."""
+        """Give the job to a child. If the child does not start, or dies with it, `poll` tells."""
         if self._child is None or lease.request.needs_gpu or _died(self._child):
             self.kill()
-            self._child, self._ready = ChildProcess(MODULE, self._environ), False
+            try:
+                self._child, self._ready = ChildProcess(MODULE, self._environ), False
+            except OSError as error:  # no memory or process is left, or the interpreter is gone
+                self._obstacle = str(error.strerror)
+                return
             self._jobs_left = 1 if lease.request.needs_gpu else JOBS_A_CHILD
         with contextlib.suppress(ChildDied):
             self._child.send(
@@ -58,14 +63,14 @@ class Runner:
 
     def poll(self, timeout_s: float) -> AttemptResult | None:
         """Return how the job ended; None while it goes on. Waits up to `timeout_s` seconds."""
-        assert self._child is not None
+        if self._child is None:
+            return _refusal(self._obstacle)
         try:
             answer: dict[str, Any] | None = self._child.poll(timeout_s)
         except ChildDied as death:
             self.kill()
             if not self._ready:
-                reason = f"the tuning process did not start: {death}"
-                return AttemptResult(AttemptOutcome.REFUSED, reason)
+                return _refusal(str(death))
             return AttemptResult(AttemptOutcome.RETRY, str(death))
         if answer is None:
             return None
@@ -82,6 +87,11 @@ class Runner:
         if self._child is not None:
             self._child.reap()
             self._child = None
+
+
+def _refusal(why: str) -> AttemptResult:
+    reason = f"the tuning process did not start: {why}"
+    return AttemptResult(AttemptOutcome.REFUSED, reason)
 
 
 def _died(child: ChildProcess) -> bool:

@@ -106,7 +106,7 @@ def show_comparison(
         devices=[name for name in devices if name not in (left.device, right.device)],
         left=left,
         right=right,
-        pairs=[(*key, left.entries[key], right.entries[key]) for key in both],
+        pairs=[_pair(key, left, right) for key in both],
         names=_told_apart(left, right),
         verdict=_verdict(left, right),
         charts=_charts(left, right),
@@ -163,6 +163,20 @@ def _told_apart(left: Side, right: Side) -> tuple[str, str]:
     return "the first", "the second"
 
 
+def _pair(
+    key: tuple[str, str], left: Side, right: Side
+) -> tuple[str, str, WinnerRow, WinnerRow, float | None]:
+    """Return the entries of a part at a size, and how many times as fast the first is."""
+    first, second = left.entries[key], right.entries[key]
+    mine, other = first.winner["median_us"], second.winner["median_us"]
+    return *key, first, second, _apart(other / mine) if mine and other else None
+
+
+def _apart(ratio: float) -> float:
+    """Return a ratio of times; 1 if the first is slower by no more than noise."""
+    return 1.0 if 1 - NOISE <= ratio < 1 else ratio
+
+
 def _verdict(left: Side, right: Side) -> ResultComparison | None:
     """Compare two results; None if no size has a time for all parts of both."""
     ratios = []
@@ -173,8 +187,8 @@ def _verdict(left: Side, right: Side) -> ResultComparison | None:
     mean = mean_gain(ratios)
     if mean is None:
         return None
-    slower = sum(ratio < 1 - NOISE for ratio in ratios)
-    return ResultComparison(*_told_apart(left, right), mean, slower, len(ratios))
+    slower = sum(_apart(ratio) < 1 for ratio in ratios)
+    return ResultComparison(*_told_apart(left, right), _apart(mean), slower, len(ratios))
 
 
 def _times_at(side: Side, size: str) -> dict[str, float]:

@@ -14,7 +14,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from api.asked import asked_model, in_api_words, job_request, jobs_of
+from api.asked import asked_model, in_api_words, job_request, jobs_of, request_of_batch
 from api.auth import Admin, Caller, Reader, Submitter, may_hurry
 from api.bodies import JsonRoute
 from api.errors import problem_of, problem_of_mistakes, request_id, responses
@@ -117,12 +117,13 @@ def submit_jobs(
     wanted: list[tuple[JobRequest, Priority]] = []
     items: list[dict[str, Any]] = []
     notes: list[list[str]] = []
+    away: dict[str, ServerUnavailable] = {}
     for one in jobs:
         try:
             if isinstance(one, RefusedJob):
                 problem = problem_of_mistakes(one.errors, one.values, request)
             else:
-                asked, said = job_request(one, settings, workers)
+                asked, said = request_of_batch(one, settings, workers, away)
                 wanted.append((asked, _priority(one)))
                 notes.append(said)
                 items.append({"problem": None})
@@ -131,7 +132,10 @@ def submit_jobs(
             problem = problem_of(error, request_id(request), on_page=wants_page(request.scope))
         items.append({"job": None, "problem": problem.model_dump(exclude_defaults=True)})
     answers = _submit(wanted, body, caller, api, idempotency_key)
-    if len(answers) != len(wanted):
+    # Another job than the first time may be refused: its server was away then, or is away now.
+    asked_for = [(one.spec, one.device) for one, _ in wanted]
+    answered = [(one.job.request.spec, one.job.request.device) for one in answers]
+    if len(answers) != len(wanted) or (len(wanted) < len(jobs) and answered != asked_for):
         raise IdempotencyConflict("the same batch was answered otherwise before: use a new key")
     _announce(answers, response, api)
     accepted = (item for item in items if item["problem"] is None)

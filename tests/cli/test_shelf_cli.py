@@ -231,6 +231,12 @@ def believed_not(result):
         "not measured on a GPU": replace(
             result, key=replace(result.key, measure=MeasureKind.PREDICT)
         ),
+        "no entry at a size that was tuned": replace(result, entries=()),
+        "takes no config key 'FOO'": changed(result, config=first.config.replace(FOO=1)),
+        "batch sizes are whole numbers": replace(
+            changed(result, point=replace(first.point, batch_size=0)),
+            key=replace(result.key, points=(replace(first.point, batch_size=0),)),
+        ),
         "other kernels": replace(
             result, key=replace(result.key, environment=replace(place, kernel_hash="ab" * 32))
         ),

@@ -19,11 +19,13 @@ from tuner.cli.commands import app
 from tuner.devices.table import find_device
 from tuner.engines.engine import find_engine
 from tuner.errors import ExportRefused, UnwritableOutput
+from tuner.export.choice import choose
 from tuner.export.delivery import cards_to_serve
 from tuner.export.diff import diff_exports
-from tuner.export.export import choose, deliveries_for, export, export_device, packaged_to_carry
+from tuner.export.export import deliveries_for, export, export_device, packaged_to_carry
 from tuner.export.selection import select
 from tuner.families.fused_moe.engine import moe_engine
+from tuner.families.fused_moe.export import MoeDelivery
 from tuner.families.fused_moe.problem import BATCH_SIZES, Gemm
 from tuner.problems.points import Config, Point
 from tuner.problems.registry import parse_problem
@@ -188,6 +190,43 @@ def test_what_is_left_alone_by_now_is_removed(engine, tmp_path):
     assert not again.removed
 
 
+def test_files_of_a_users_own_folder_are_not_lost(engine, tmp_path):
+    """Of one an engine has a file too, of the other there are winners."""
+    shipped = moe_engine(engine).package_root / "configs"
+    beside = next(path.relative_to(shipped) for path in shipped.rglob("*.json"))
+    configs = tmp_path / "configs"
+    replaced = configs / "triton_3_6_0" / UP_NAME
+    for path in (configs / beside, replaced):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"1": {}}')
+    for _ in range(2):
+        export_device(winners(), L40S, engine, tmp_path, allow_predicted=False)
+        assert (configs / beside).read_text() == '{"1": {}}'
+        assert replaced.read_text() != '{"1": {}}'
+    report = export_device(left_alone(winners()), L40S, engine, tmp_path, allow_predicted=False)
+    assert replaced in report.removed
+    assert replaced.read_text() == '{"1": {}}'
+    assert not list((tmp_path / "provenance").rglob("*.json*"))
+
+
+@pytest.mark.parametrize("change", ["none", "left alone", "changed by hand"])
+def test_files_for_an_older_triton_stay_unless_servers_would_read_them(engine, tmp_path, change):
+    """Servers of the older release read them; the engine takes them for a layer without a file."""
+    older = of(PROBLEM, winners(), triton="3.5.1")
+    first = export_device(older, L40S, engine, tmp_path, allow_predicted=False)
+    paths = {file.path for file in first.files}
+    if change == "changed by hand":
+        for path in paths:
+            path.write_text(path.read_text() + "\n")
+    now = winners() if change == "none" else left_alone(winners())
+    report = export_device(now, L40S, engine, tmp_path, allow_predicted=False)
+    assert len(report.files) == (2 if change == "none" else 0)
+    assert {*report.removed} == (paths if change == "left alone" else set())
+    assert {path.exists() for path in paths} == {change != "left alone"}
+    sidecars = {file.sidecar.exists() for file in first.files}
+    assert sidecars == {change != "left alone"}
+
+
 def test_a_file_that_was_changed_by_hand_stays(engine, tmp_path):
     (file, *_) = export_device(winners(), L40S, engine, tmp_path, allow_predicted=False).files
     file.path.write_text(file.text() + "\n")
@@ -279,6 +318,20 @@ def test_the_list_of_another_device_stays(engine, tmp_path):
     ours = of(PROBLEM, winners(), device=h200.name)
     export_device(ours, h200, engine, tmp_path, allow_predicted=False)
     assert OTHER.spec() in (tmp_path / LIST).read_text()
+
+
+def test_files_are_made_once(engine, tmp_path, monkeypatch):
+    made, make = [], MoeDelivery.files
+
+    def files(delivery, winners, device, root):
+        made.extend({winner.problem for winner in winners})
+        return make(delivery, winners, device, root)
+
+    monkeypatch.setattr(MoeDelivery, "files", files)
+    both = winners() + of(OTHER, winners())
+    report = export_device(both, L40S, engine, tmp_path, allow_predicted=False)
+    assert len(report.files) == 4
+    assert sorted(made, key=str) == sorted([PROBLEM, OTHER], key=str)
 
 
 def test_where_all_is_predicted_the_export_is_refused(engine, tmp_path):

@@ -16,7 +16,8 @@ from tuner.compile import KernelCompiler
 from tuner.compile.farm import Farm
 from tuner.devices.table import Device, find_device
 from tuner.engines.engine import find_engine
-from tuner.export.export import choose, export_device
+from tuner.export.choice import choose
+from tuner.export.export import export_device
 from tuner.export.plan import FoundFile, plan_model
 from tuner.families.dense_gemm.family import GemmSelection
 from tuner.families.fused_moe import tuning

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tiers import only
 from api import keys as api_keys
 from api.app import create_app
 from api.settings import ApiSettings
+from tuner.problems.results import Environment
 from tuner.store.keys import Scope
 from tuner.store.leases import Leases
 from workers.settings import Settings
@@ -117,6 +119,12 @@ def test_no_two_schemas_have_one_title(document):
         for one in schemas.values()
     ]
     assert len(described) == len(set(described))
+
+
+def test_an_environment_has_all_that_a_time_depends_on(document):
+    """As the same command says of the store of its own machine."""
+    told = document["components"]["schemas"]["EnvironmentOut"]["properties"]
+    assert [*told] == [one.name for one in fields(Environment)]
 
 
 def test_a_get_has_no_errors_of_bodies(document):

@@ -16,6 +16,7 @@ from databases import both_databases, superuser
 from servers import Postgres
 from sqlalchemy import event, make_url, text
 
+from api.limits import Question
 from api.settings import ApiSettings
 from api.state import Readiness
 from tuner.errors import StoreUnreachable
@@ -276,3 +277,16 @@ class TestGone:
                 assert str(path) not in answer.body.decode()
             assert not list(tmp_path.glob(which))  # nor is it made again
             assert server.call("GET", "/healthz").status == 200
+
+
+def test_requests_that_waited_for_one_in_vain_fail_with_it():
+    times = iter([0.0, 5.0, 3.0, 6.0])  # asked, failed; came before that; came after it
+    question = Question(times.__next__)
+    with pytest.raises(StoreUnreachable, match="away"), question.turn():
+        raise StoreUnreachable("away")
+    with pytest.raises(StoreUnreachable, match="away"), question.turn():
+        pytest.fail("the store was asked again")
+    with pytest.raises(StoreUnreachable, match="away"), question.turn(since=4.0):
+        pytest.fail("the store was asked again")
+    with question.turn():
+        pass

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from tuner.cli.commands import app
 from tuner.errors import ServerUnavailable
+from tuner.jobs.running import ask_listed
 from workers import watches
 from workers.watches import LeftAlone, Unresolved, named, read_watch
 
@@ -58,14 +59,49 @@ def test_a_server_that_nobody_lists_is_not_asked(server):
     assert "TUNER_SERVERS" in answer.json["detail"]
 
 
-def test_a_server_that_is_away_stops_no_other_job_of_a_batch(server, listed):
+def test_a_server_that_is_away_stops_no_other_job_of_a_batch(server, listed, monkeypatch):
     listed("http://127.0.0.1:1")
-    sent = {"jobs": [{**JOB, "model": "http://127.0.0.1:1"}, JOB]}
+    asked: list[str] = []
+    monkeypatch.setattr("api.asked.ask_listed", lambda url: asked.append(url) or ask_listed(url))
+    sent = {"jobs": [{**JOB, "model": "http://127.0.0.1:1"}] * 2 + [JOB]}
     answer = server.call("POST", "/v1/jobs:batch", sent)
     assert answer.status == 200, answer.body
-    away, posted = answer.json["jobs"]
+    away, again, posted = answer.json["jobs"]
     assert "does not answer" in away["problem"]["detail"]
+    assert away == again
+    assert away["problem"]["status"] == 503
+    assert len(asked) == 1  # each may take seconds
     assert posted["job"]["state"] == "queued"
+
+
+def test_a_server_that_is_away_is_no_conflict(server, listed):
+    url = "http://127.0.0.1:1"
+    listed(url)
+    asked = {"model": url, "device": "H200"}
+    answers = [
+        server.call("POST", "/v1/jobs", asked),
+        server.call("POST", "/v1/jobs:model", asked),
+        server.call("GET", f"/v1/plan?model={quote(url)}&device=H200"),
+    ]
+    for answer in answers:
+        said = answer.problem(503)
+        assert said.startswith(f"{url} does not answer: ")
+        assert said.endswith("name its model, with its flags in server_args")
+        assert answer.headers["retry-after"] == "5"
+
+
+def test_a_repeated_batch_gives_no_job_to_another(server, listed):
+    key = {"Idempotency-Key": "k"}
+    with sglang_server("0.5.16", **GIVEN) as first, sglang_server("0.5.16", **GIVEN) as second:
+        jobs = [{"model": first, "device": "H100"}, {"model": second, "device": "L40S"}]
+        listed(second)  # the first is refused
+        posted = server.call("POST", "/v1/jobs:batch", {"jobs": jobs}, key)
+        assert [one["job"] is not None for one in posted.json["jobs"]] == [False, True]
+        again = server.call("POST", "/v1/jobs:batch", {"jobs": jobs}, key)
+        assert (again.status, again.headers["idempotent-replayed"]) == (200, "true")
+        listed(first)
+        answer = server.call("POST", "/v1/jobs:batch", {"jobs": jobs}, key)
+    assert "the same batch was answered otherwise before" in answer.problem(422)
 
 
 def test_submit_takes_a_url(store_url, monkeypatch):

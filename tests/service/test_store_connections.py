@@ -1,8 +1,10 @@
 """The connections of a store: how often they ask the server, how long they wait, when they end."""
 
+import contextlib
 import os
+import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,15 @@ from sqlalchemy import make_url, text
 from store_writer import PROBLEM
 
 from tuner.errors import StoreReplaced, StoreUnreachable
-from tuner.store.connect import IDLE_S, PoolLimits
+from tuner.store.connect import PoolLimits
 from tuner.store.database import HEAD, Database, try_file_lock
 from tuner.store.jobs import JobStore
 from tuner.store.keys import KeyStore, Scope
+from tuner.store.postgres import GRACE_S, IDLE_S
 from tuner.store.tables import VERSION_TABLE
+from workers import run_job
+from workers.service import EmbeddedWorker
+from workers.settings import STORE_LIMITS, Settings
 
 REQUEST = new_request(PROBLEM, "L40S", measure="predict")
 IMPATIENT = PoolLimits(connection_s=0.2, statement_s=20, lock_s=0.2, connections=2)
@@ -41,6 +47,19 @@ def age(store: Database, seconds: float) -> None:
     with store.engine.connect() as connection:
         record: Any = connection.connection._connection_record
     record.info["since"] -= seconds
+
+
+@contextlib.contextmanager
+def frozen(store: Database) -> Iterator[None]:
+    """Freeze the server's process behind the store's connection."""
+    with store.engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        process = driver.info.backend_pid
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
 
 
 class TestRoundTrips:
@@ -107,6 +126,29 @@ class TestLimits:
         ):
             connection.execute(text("SELECT pg_sleep(60)"))
 
+    def test_a_server_that_is_frozen_is_given_up(self, postgres_url, monkeypatch):
+        """It keeps none of its own limits, and its kernel acknowledges what it is sent."""
+        monkeypatch.setattr("tuner.store.postgres.GRACE_S", 0.1)
+        monkeypatch.setattr("tuner.store.postgres.PING_S", 0.1)
+        with JobStore.open(postgres_url, PoolLimits(statement_s=0.2)) as jobs:
+            jobs.counts()
+            with frozen(jobs.database):
+                with pytest.raises(StoreUnreachable, match=r"did not answer within 0\.3 s"):
+                    jobs.counts()
+                assert jobs.counts() == {}  # over a new connection: one process is frozen
+            with frozen(jobs.database):
+                age(jobs.database, IDLE_S + 1)
+                assert jobs.counts() == {}
+            assert submit(jobs, REQUEST).created
+
+    def test_workers_and_their_children_give_it_up_too(self, postgres_url):
+        worker = EmbeddedWorker(Settings(postgres_url), gpus=())
+        with run_job.open_database(postgres_url) as child, worker._database as parent:
+            for store in (child, parent):
+                with store.engine.connect() as connection:
+                    driver: Any = connection.connection.driver_connection
+                    assert driver.silence_s == STORE_LIMITS.statement_s + GRACE_S
+
     @both_databases
     def test_a_pool_without_a_free_connection_is_given_up(self, store_url):
         with (
@@ -128,7 +170,8 @@ class TestLimits:
             for name in ("statement_timeout", "lock_timeout"):
                 assert connection.execute(text(f"SHOW {name}")).scalar_one() == "0"
 
-    def test_a_migration_takes_its_time(self, empty_postgres_url):
+    def test_a_migration_takes_its_time(self, empty_postgres_url, monkeypatch):
+        monkeypatch.setattr("tuner.store.postgres.GRACE_S", 0)
         with superuser(empty_postgres_url) as server:
             server.execute(
                 "CREATE FUNCTION slow() RETURNS event_trigger LANGUAGE plpgsql AS "

@@ -5,13 +5,17 @@ from types import SimpleNamespace
 
 import psycopg
 import pytest
+from cases import new_request
 from databases import both_databases
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError
+from store_writer import PROBLEM
 
 from tuner.errors import StoreFull, StoreReadOnly, StoreUnreachable, UnusableStore
 from tuner.store.connect import translated
 from tuner.store.database import Database
+from workers import run_job
+from workers.settings import Settings
 
 
 def run(store: Database, *statements: str) -> None:
@@ -103,3 +107,13 @@ def test_a_store_that_may_not_be_written_says_what_to_do(tmp_path):
     said = sqlite3.OperationalError("attempt to write a readonly database")
     with pytest.raises(StoreReadOnly, match="ask its owner"), translated(url):
         raise OperationalError("INSERT", {}, said)
+
+
+@pytest.mark.parametrize("text_of_url", ["sqlite:////srv/t.db", "postgresql://a:b@store/t"])
+def test_what_a_job_says_to_clients_does_not_name_the_store(text_of_url):
+    settings, failed = Settings(text_of_url), sqlite3.OperationalError("disk I/O error")
+    url = make_url(text_of_url)
+    with pytest.raises(UnusableStore) as error, translated(url):
+        raise OperationalError("INSERT", {}, failed)
+    said = run_job._without_places(str(error.value), new_request(PROBLEM, "L40S"), settings)
+    assert said == "cannot use the store: disk I/O error"

@@ -360,6 +360,21 @@ def test_a_worker_that_cannot_begin_is_set_aside_and_costs_the_jobs_no_attempt(
     assert rests == [BACKOFF_S, 2 * BACKOFF_S]
 
 
+def test_a_worker_that_can_start_no_process_is_set_aside(sqlite_url, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")  # the environment was replaced
+    with Leases.open(sqlite_url) as leases:
+        jobs, workers = JobStore(leases.database), WorkerStore(leases.database)
+        posted = [submit(jobs, replay(seed)).job.id for seed in range(3)]
+        worker = own_worker(leases, sqlite_url)
+        monkeypatch.setattr(worker._stopping, "wait", lambda _: None)
+        assert worker.drain() == 2
+        (row,) = workers.list()
+        assert row.doing == "set aside"
+        assert row.reason == "the tuning process did not start: No such file or directory"
+        found = {(jobs.get(job_id).state, jobs.get(job_id).attempts) for job_id in posted}
+        assert found == {(JobState.QUEUED, 0)}
+
+
 def test_a_gpu_on_which_another_process_measures_costs_no_attempt(sqlite_url, monkeypatch):
     host = {"HOST_GPU": uuid4().hex, "PYTHONPATH": str(OTHER_HOST)}
     gpu = LocalGpu(f"GPU-{host['HOST_GPU']}", "NVIDIA_L40S")

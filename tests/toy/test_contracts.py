@@ -170,6 +170,17 @@ class TestEveryFamily:
             assert set(written) == {option.name for option in family.selecting}
             assert family.read_selection(problem, written) == everything
 
+    def test_points_become_the_selection_that_names_them(self, family: Family) -> None:
+        for text in EXAMPLES[family.name][0]:
+            problem = parse_problem(text)
+            points = sorted(family.read_selection(problem, {}).points(problem))
+            one = {p for p in points if p.size == points[-1].size and p.part in problem.parts[:1]}
+            for some in (points, one):
+                named = family.selection_of(problem, some)
+                assert named.given
+                assert {*some} <= named.points(problem)
+                assert {p.size for p in some} == {p.size for p in named.points(problem)}
+
     def test_options_have_one_flag_and_a_field_in_the_api(self, family: Family) -> None:
         options = [*family.shaping, *family.selecting, *family.searching]
         assert len({option.name for option in options}) == len({*options}) == len(options)

@@ -104,6 +104,14 @@ def test_a_size_that_is_slower_keeps_what_runs():
     assert left(asked(MOE, entries(MOE, 21.0, 20.0))).startswith("nothing was found")
 
 
+@pytest.mark.parametrize("problem", [MOE, EXTEND])
+def test_files_that_are_as_fast_within_the_noise_are_not_advised(problem):
+    for tuned_us in (20.0 * (1 + NOISE / 2), 20.0, 20.0 * (1 - NOISE / 2)):
+        assert left(asked(problem, entries(problem, tuned_us, 20.0), ON_TRITON))
+    one = [*entries(MOE, 20.05, 20.0, sizes=(1,)), *entries(MOE, sizes=(8,))]
+    assert asked(MOE, one).verdict is Verdict.FILES
+
+
 def test_attention_with_a_slower_size_is_left_alone():
     some = [*entries(DECODE, sizes=(1,)), *entries(DECODE, 21.0, 20.0, sizes=(8,))]
     said = left(asked(DECODE, some, ON_TRITON))

@@ -10,6 +10,7 @@ from tuner.cli.commands import app
 from tuner.deploy.load_proof import render_proof
 from tuner.deploy.load_proof.deployed import Deployed
 from tuner.deploy.load_proof.proof import FileLoad, LoadOutcome, LoadProof
+from tuner.errors import BadInput
 from tuner.export.diff import diff_exports
 from tuner.export.summary import ExportSummary
 
@@ -70,6 +71,26 @@ def test_a_predicted_time_is_not_compared_with_a_measured_one(tmp_path):
     new = exported(tmp_path / "new", one={"1": row(8, 10.0)})
     [one] = diff_exports(old, new).files
     assert (one.before, one.after, one.faster) == (1.0, 2.0, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"median_us": "1"},
+        {"median_us": -1},
+        {"median_us": 1e400},
+        {"incumbents": None},
+        {"incumbents": {"default": 3}},
+        {"incumbents": {"default": {"median_us": "x"}}},
+        {"without_us": []},
+        {"status": {}},
+    ],
+)
+def test_a_sidecar_with_values_of_another_type_is_refused(tmp_path, change):
+    old = exported(tmp_path / "old", one={"1": row(4, 20.0)})
+    new = exported(tmp_path / "new", one={"1": {**row(4, 20.0), **change}})
+    with pytest.raises(BadInput, match=r"one\.json is no sidecar of an export"):
+        diff_exports(old, new)
 
 
 def test_another_folder_is_refused(tmp_path):

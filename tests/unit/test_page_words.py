@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from api.pages.compare import Side, _verdict
-from api.pages.names import steps_of
+from api.pages.compare import Side, _pair, _verdict
+from api.pages.names import gain_words, steps_of
 from api.pages.winners import WinnerRow
 
 
@@ -23,6 +23,16 @@ def test_a_comparison_is_of_whole_sizes_and_above_one_where_the_first_is_faster(
     back = _verdict(side("0.5.16", second), side("0.5.23", first))
     assert back is not None and (back.ratio, back.slower) == (0.5, 1)
     assert _verdict(side("1", {("up", "1"): None}), side("2", {("up", "1"): 3.0})) is None
+
+
+def test_a_difference_within_the_noise_is_none_in_words_and_in_numbers():
+    key = ("up", "1")
+    for second_us, told in ((99.7, ("1.00×", 0)), (99.5, ("0.99×", 1)), (100.5, ("1.00×", 0))):
+        sides = side("0.5.23", {key: 100.0}), side("0.5.16", {key: second_us})
+        found = _verdict(*sides)
+        assert found is not None
+        assert (gain_words(found.ratio), found.slower) == told
+        assert gain_words(_pair(key, *sides)[-1]) == told[0]
 
 
 def test_trials_that_follow_each_other_are_one_step():

@@ -61,3 +61,11 @@ def test_a_path_in_prose_stays_whole():
     assert path in text
     assert all(len(line) <= 40 or line == path for line in text.splitlines())
     assert folded("one\n\ntwo", 40) == "one\n\ntwo"
+
+
+def test_the_name_of_a_config_stays_whole():
+    name = "triton_3_6_0/E=1,N=2,dtype=fp8_w8a8,block_shape=[128, 128]_down.json"
+    for line in (f"changed: {name}", f"removed, of an earlier export: /tmp/out/{name}", name):
+        text = folded(line, 40)
+        assert name in text
+        assert " ".join(text.split()) == line

@@ -180,7 +180,7 @@ def report(
     """
     from tuner.devices.here import device_or_here
     from tuner.engines.engine import find_engine
-    from tuner.export.export import wanted_winners
+    from tuner.export.choice import wanted_winners
     from tuner.export.files import write_all
     from tuner.export.servers import for_servers
     from tuner.pictures.rows import by_problem, rows_of

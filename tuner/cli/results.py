@@ -13,9 +13,9 @@ from tuner.cli.coverage import open_watching
 from tuner.cli.options import DeviceOrHere, EngineSpec, Json, OneDevice, ResultsServer
 from tuner.cli.runs import waiting
 from tuner.devices.table import find_device
-from tuner.errors import BadInput
+from tuner.errors import BadInput, UnsupportedKernel
 from tuner.problems.points import UNKNOWN_SERVER
-from tuner.problems.registry import parse_problem
+from tuner.problems.registry import family_of, parse_problem
 from tuner.render import list_width, table
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tuner.store.remote import StoredResults
     from tuner.store.result_files import RunResult
     from tuner.tuning.request import PreparedRun
+
+_OWN = "left out: the store has measured entries of its own"
 
 results = group("results", "List, show, forget, export and import results.")
 
@@ -183,8 +185,12 @@ def import_results(
     found = [checked(result) for path in files for result in read_results(path)]
     with Workbench() as workbench, ResultExchange.open(database_url(os.environ)) as store:
         with waiting(f"compiling the kernels of {len(found)} results"):
-            asked = [(one, _believed(one, workbench)) for one in found]
-        done = [(one.key.problem.spec(), _taken(one, run, workbench, store)) for one, run in asked]
+            new = [(one.key.problem.spec(), store.unmeasured(one)) for one in found]
+            asked = [(spec, one, one and _believed(one, workbench)) for spec, one in new]
+        done = [
+            (spec, _taken(one, run, workbench, store) if one and run else _OWN)
+            for spec, one, run in asked
+        ]
     show(
         as_json,
         lambda: {"results": [{"problem": one, "done": did} for one, did in done]},
@@ -201,24 +207,31 @@ def _believed(result: RunResult, workbench: Workbench) -> PreparedRun:
     from tuner.tuning.request import Effort, Request, Source, prepare, triton_version
 
     key, place = result.key, result.key.environment
+    tuned = [entry.point for entry in result.entries if entry.point in key.points]
     engine, card = find_engine(f"{place.engine}=={place.engine_version}"), find_device(place.device)
-    request = Request(
-        problem=key.problem,
-        device=card,
-        engine=engine,
-        source=Source(MeasureKind.GPU, gpu=gpu_of_kind(card) or ""),
-        effort=Effort.QUICK,
-        server=next((entry.server for entry in result.entries if entry.server), UNKNOWN_SERVER),
-    )
-    prepared = prepare(request)
-    here = triton_version(engine), prepared.kernel_hash
-    if key.measure is not MeasureKind.GPU:
-        why = iter(["it was not measured on a GPU"])
-    elif here != (place.triton, place.kernel_hash):
-        why = iter(["it was measured with another Triton or other kernels than the engine's here"])
-    else:
-        why = doubts(prepared, result.entries, workbench)
-    for doubt in why:
+    try:
+        if not tuned:
+            raise BadInput("it has no entry at a size that was tuned")
+        request = Request(
+            problem=key.problem,
+            device=card,
+            engine=engine,
+            source=Source(MeasureKind.GPU, gpu=gpu_of_kind(card) or ""),
+            selection=family_of(key.problem).selection_of(key.problem, tuned),
+            effort=Effort.QUICK,
+            server=next((entry.server for entry in result.entries if entry.server), UNKNOWN_SERVER),
+        )
+        prepared = prepare(request)
+        here = triton_version(engine), prepared.kernel_hash
+        if key.measure is not MeasureKind.GPU:
+            doubt = "it was not measured on a GPU"
+        elif here != (place.triton, place.kernel_hash):
+            doubt = "it was measured with another Triton or other kernels than the engine's here"
+        else:
+            doubt = next(doubts(prepared, result.entries, workbench), "")
+    except (BadInput, UnsupportedKernel) as error:
+        doubt = str(error)
+    if doubt:
         raise BadInput(f"{key.problem.spec()} is not believed: {doubt}; nothing was stored")
     return prepared
 
@@ -227,21 +240,15 @@ def _taken(
     result: RunResult, prepared: PreparedRun, workbench: Workbench, store: ResultExchange
 ) -> str:
     """Store a result, or the entries measured again on this machine. Return the outcome."""
-    from tuner.problems.results import Status
     from tuner.render import gain_text
     from tuner.tuning.claims import measured_again
     from tuner.tuning.gains import gains, mean_gain
     from tuner.tuning.run import execute, open_source
 
-    problem, place = result.key.problem, result.key.environment
-    mine = store.winners_at(problem, place.device, place.engine)
-    known = {one.environment.kernel_hash for one in mine if one.status is Status.OK}
-    if place.kernel_hash in known:
-        return "left out: the store has measured entries of its own"
     if not prepared.request.source.gpu:
         return (
             f"{store.add(result)} entries stored: compiled here, and not measured, because no "
-            f"GPU that may be used here is an {place.device}"
+            f"GPU that may be used here is an {result.key.environment.device}"
         )
     run = measured_again(prepared, result.entries)
     report = execute(run, open_source(prepared.request, workbench), store)

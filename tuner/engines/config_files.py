@@ -296,6 +296,8 @@ def shipped_at(path: Path) -> Path | None:
 
     If this program's file lies at the path, return the kept file.
     """
+    if not path.exists():  # most paths, and to look for their sidecars takes long
+        return None
     sidecar = sidecar_of(path)
     if sidecar and read_sidecar(path, sidecar):
         path = kept_file(sidecar)

@@ -225,14 +225,14 @@ def _files(problem: Problem, winners: Sequence[Winner], *, triton: bool) -> Advi
         return Advice(problem, Verdict.LEAVE, _no_time(unheld) or _slower(found, entries))
     kept = [_no_slower(winner, slower, unheld) for winner in winners]
     entries = [winner.entry for winner in kept]
-    if not any(_replaces(entry) for entry in entries):
+    found = gains(entries)
+    if not _helps(entries, found):
         nothing = f"nothing was found that is faster than {WITHOUT_US}"
         nothing += ", Triton's configuration" if triton else ""
         nothing = next((one.entry.reason for one in winners if not one.entry.config), nothing)
         if all(winner.entry.reason == KEPT for winner in winners):
             nothing = KEPT
         return Advice(problem, Verdict.LEAVE, _no_time(unheld) or nothing)
-    found = gains(entries)
     return Advice(problem, Verdict.FILES, _told(found, entries), _mean(found), {}, kept)
 
 
@@ -315,6 +315,14 @@ def _replaces(entry: Entry) -> bool:
     if own is None or own.config == entry.config:
         return False
     return entry.status is not Status.INCUMBENT
+
+
+def _helps(entries: Sequence[Entry], found: Sequence[Gain]) -> bool:
+    """Say whether an entry differs from Triton's own at a size at which it is faster by more than
+    the noise, or at which the gain is not known.
+    """
+    equal = {one.size for one in found if one.ratio <= 1 + NOISE}
+    return any(_replaces(entry) and entry.point.size not in equal for entry in entries)
 
 
 def _mean(found: Sequence[Gain]) -> float | None:

@@ -130,6 +130,12 @@ class Delivery(ABC):
         """
         return None
 
+    def read_at(self, file: ExportFile, device: Device, root: Path) -> tuple[Path, Path] | None:
+        """Return the path and the sidecar of the file that servers read for a file's problem under
+        a root, if it has the file's name; the files need not exist.
+        """
+        return file.path, file.sidecar
+
     def packaged(self) -> Iterator[tuple[Path, Path]]:
         """Yield the engine's own files that a root replaces: path under a root, and file."""
         return iter(())
@@ -236,38 +242,42 @@ def take_back(
     """Remove the files that an earlier export wrote for the problems of some winners: under `out`,
     or in the engine's package if None.
 
-    A server would go on reading them. If the engine ships a file of that name, it takes the place.
-    Files that were changed since, files of other problems, and measured files for winners that are
-    only predicted, stay. Return the removed files. Raises UnwritableOutput if that fails.
+    A server would go on reading them, or fall back to those for another Triton. If the engine ships
+    a file of that name, it takes the place. Files that were changed since, files of other problems,
+    and measured files for winners that are only predicted, stay. Return the removed files. Raises
+    UnwritableOutput if a file cannot be removed.
     """
     removed = []
     packaged: dict[str, dict[Path, Path]] = {}  # the engine's files, by family and place
-    for file in _earlier(winners, engine, device, out):
-        family = family_of(file.problem).name
+    for problem, path, sidecar in _earlier(winners, engine, device, out):
+        family = family_of(problem).name
         if out and family not in packaged:
             own = delivery_of(engine, family).packaged()
             packaged[family] = {out / place: path for place, path in own}
-        kept = kept_file(file.sidecar)
-        shipped = packaged[family].get(file.path) if out else kept if kept.exists() else None
+        kept = kept_file(sidecar)
+        shipped = kept if kept.exists() else packaged[family].get(path) if out else None
         try:
             if shipped:
-                write_all(file.path.parent, {file.path: shipped.read_bytes()})
+                write_all(path.parent, {path: shipped.read_bytes()})
             else:
-                file.path.unlink(missing_ok=True)  # another export may be faster
-            file.sidecar.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)  # another export may be faster
+            sidecar.unlink(missing_ok=True)
             kept.unlink(missing_ok=True)
         except OSError as error:
             raise UnwritableOutput(
-                f"cannot remove {file.path}, which an earlier export wrote and servers should no "
+                f"cannot remove {path}, which an earlier export wrote and servers should no "
                 f"longer read: {error.strerror}: choose a folder that you may write to"
             ) from None
-        removed.append(file.path)
+        removed.append(path)
     return removed
 
 
 def _earlier(
     winners: Sequence[Winner], engine: Engine, device: Device, out: Path | None
-) -> Iterator[ExportFile]:
+) -> Iterator[tuple[Problem, Path, Path]]:
+    """Yield the problem, the path and the sidecar of each file that servers would read, once the
+    files before it are removed.
+    """
     for problem in dict.fromkeys(winner.problem for winner in winners):
         mine = [winner for winner in winners if winner.problem == problem]
         delivery = delivery_of(engine, family_of(problem).name)
@@ -276,8 +286,11 @@ def _earlier(
         predicted = any(winner.status is Status.PREDICTED for winner in mine)
         with contextlib.suppress(ExportRefused):  # such a file was never written
             found = files_by_card(delivery, mine, device, root)
-            for file in (file for _, files in found for file in files):
-                provenance = read_sidecar(file.path, file.sidecar) or {}
-                stays = predicted and Status.OK in file.statuses.values()
-                if provenance.get("problem") == problem.spec() and not stays:
-                    yield file
+            for card, file in ((card, file) for card, some in found for file in some):
+                if predicted and Status.OK in file.statuses.values():
+                    continue
+                while (place := delivery.read_at(file, card, root)) and (
+                    (read_sidecar(*place) or {}).get("problem") == problem.spec()
+                    and not (predicted and place[0] != file.path)
+                ):
+                    yield problem, *place

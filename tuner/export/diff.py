@@ -6,12 +6,13 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from tuner.engines.config_files import PROVENANCE
 from tuner.errors import BadInput
-from tuner.problems.results import counted
+from tuner.problems.results import Status, counted
 from tuner.render import folded, gain_text
 from tuner.tuning.gains import OWN, mean_gain
 
@@ -82,9 +83,25 @@ def _rows(path: Path) -> Rows:
     try:
         entries = json.loads(path.read_bytes())["entries"]
         rows = entries if isinstance(entries, dict) else {_size(row): row for row in entries}
-        return {size: {"status": row["status"], **row} for size, row in rows.items()}
+        return {size: _row(row) for size, row in rows.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(f"{path} is no sidecar of an export: {error}") from None
+
+
+def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields that are compared: times in microseconds, None if there is none."""
+    return {
+        "status": Status(row["status"]).value,
+        "config": row["config"],
+        "us": _time(row.get("median_us")),
+        "own_us": _without_us(row),
+    }
+
+
+def _time(us: Any) -> float | None:  # noqa: ANN401  # of JSON
+    if us is not None and not 0 <= us < inf:
+        raise ValueError(f"{us!r} is no time")
+    return us or None
 
 
 def _size(row: Mapping[str, Any]) -> str:
@@ -123,24 +140,20 @@ def _faster(before: Rows, after: Rows, sizes: Iterable[str]) -> float | None:
     """
     pairs = [(before[one], after[one]) for one in sizes if one in before and one in after]
     return mean_gain(
-        old["median_us"] / new["median_us"]
+        old["us"] / new["us"]
         for old, new in pairs
-        if old.get("median_us") and new.get("median_us") and old["status"] == new["status"]
+        if old["us"] and new["us"] and old["status"] == new["status"]
     )
 
 
 def _gain(rows: Iterable[Mapping[str, Any]]) -> float | None:
-    return mean_gain(
-        own / row["median_us"]
-        for row in rows
-        if row.get("median_us") and (own := _without_us(row)) is not None
-    )
+    return mean_gain(row["own_us"] / row["us"] for row in rows if row["us"] and row["own_us"])
 
 
 def _without_us(row: Mapping[str, Any]) -> float | None:
     """Return the time of what servers run without this program, else of the engine's choice."""
     incumbents = row.get("incumbents", {})
     for name in (row.get("without_us"), *OWN):
-        if name in incumbents and incumbents[name].get("median_us"):
-            return float(incumbents[name]["median_us"])
+        if name in incumbents and (us := _time(incumbents[name].get("median_us"))):
+            return us
     return None

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from tuner.devices.table import Device
 from tuner.engines.config_files import PROVENANCE, kept_file, shipped_at
 from tuner.engines.engine import Engine, supports
 from tuner.engines.settings import config_variables
 from tuner.errors import ExportRefused
-from tuner.export.advice import NO_FLAGS, Advice, Verdict, advise_all, flags_to_start
+from tuner.export.advice import NO_FLAGS
+from tuner.export.choice import MadeFiles, choose, families_of, winners_of
 from tuner.export.delivery import (
     Delivery,
     ExportFile,
@@ -27,40 +28,11 @@ from tuner.export.delivery import (
     take_back,
 )
 from tuner.export.files import left_out_name, left_out_text, sidecar_text, write_all
-from tuner.export.selection import (
-    LeftOut,
-    leave_out_predicted,
-    left_out_lines,
-    no_winners,
-    select,
-    wholly_named,
-    with_shipped,
-)
+from tuner.export.selection import LeftOut
 from tuner.export.summary import ExportSummary, shelf_notes, triton_notes
 from tuner.problems.points import Problem
-from tuner.problems.registry import Family, families, family_of
+from tuner.problems.registry import families
 from tuner.problems.results import Winner
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Winners to export, winners to leave alone, stored problems that are left out, and advice."""
-
-    winners: Sequence[Winner]
-    left_out: Sequence[LeftOut]
-    advice: Sequence[Advice] = ()
-    left_alone: Sequence[Winner] = ()
-
-    @property
-    def not_written(self) -> list[LeftOut]:
-        """Return all stored problems without files, and why."""
-        alone = [one for one in self.advice if one.verdict is Verdict.LEAVE]
-        return [*self.left_out, *(LeftOut(one.problem, f"leave it: {one.reason}") for one in alone)]
-
-    @property
-    def flags(self) -> dict[str, str]:
-        """Return the flags that the files need, besides the servers' present flags."""
-        return flags_to_start(self.advice)
 
 
 def export_device(
@@ -102,7 +74,11 @@ def export_device(
         )
     used = deliveries_for(chosen.winners, engine)
     carried = packaged_to_carry(used, out) if out else {}
-    files = export(chosen.winners, engine, device, out, chosen.not_written, beside=carried)
+    files = export(
+        *(chosen.winners, engine, device, out, chosen.not_written),
+        beside=carried,
+        made=chosen.files,
+    )
     if out is None:
         root = _engine_root(used, engine)
         left = chosen.left_out
@@ -156,125 +132,6 @@ def _copy_text(out: Path, delivery: Delivery, engine: Engine) -> str:
     )
 
 
-def choose(
-    winners: Sequence[Winner],
-    device: Device,
-    engine: Engine,
-    out: Path | None,
-    *,
-    allow_predicted: bool,
-    wanted: Sequence[Problem] = (),
-    named: Sequence[Problem] = (),
-    flags: Mapping[str, str] = NO_FLAGS,
-) -> Choice:
-    """Choose a device's winners to export under `out`, or into the engine if None. If `wanted` has
-    problems, only their winners; see `select`.
-
-    Leave out problems that servers cannot load, and unless `allow_predicted`, sizes with predicted
-    winners. Raises ExportRefused if nothing is left, and if all problems that one of `named` stands
-    for are left out. Then leave out winners whose files are not advised for servers that are
-    started with `flags`: perhaps all winners.
-    """
-    found = wanted_winners(wanted, winners, device, engine, named)
-    loaded, left_out = loadable(found, engine, into_engine=out is None)
-    kept = loaded
-    if not allow_predicted:
-        kept, predicted = leave_out_predicted(loaded, named)
-        left_out += predicted
-    advice = advise_all(kept, device, (engine.name, engine.version), flags, wanted)
-    advice, unwritable = writable(advice, engine, device, out, named)
-    left_out += unwritable
-    alone = {one.problem for one in advice if one.verdict is Verdict.LEAVE}
-    alone |= {winner.problem for winner in loaded} - {winner.problem for winner in kept}
-    return Choice(
-        [winner for one in advice for winner in one.winners],
-        left_out,
-        advice,
-        [winner for winner in loaded if winner.problem in alone],
-    )
-
-
-def wanted_winners(
-    wanted: Sequence[Problem],
-    winners: Sequence[Winner],
-    device: Device,
-    engine: Engine,
-    named: Sequence[Problem],
-) -> Sequence[Winner]:
-    """Return all problems' winners that the store has for a device, or the winners of the `wanted`
-    problems if there are any; see `select`. A problem that only the shelf has must be wanted.
-
-    Raises ExportRefused if there are none, with the nearest problem if a user `named` the first.
-    """
-    if wanted:
-        typed = wanted[0] in named
-        return with_shipped(select(winners, wanted, device, engine, typed=typed))
-    own = {winner.problem for winner in winners if not winner.from_shelf}
-    found = [winner for winner in winners if winner.problem in own]
-    if not found:
-        or_else = ", or name a model: the shelf has files for some" if winners else ""
-        raise no_winners(device, engine, or_else=or_else)
-    return with_shipped(found)
-
-
-def loadable(
-    winners: Sequence[Winner], engine: Engine, *, into_engine: bool = False
-) -> tuple[list[Winner], list[LeftOut]]:
-    """Return the winners that the engine's servers can load, and the problems of the others.
-
-    Raises ExportRefused if servers can load none.
-    """
-    kept: list[Winner] = []
-    left: list[LeftOut] = []
-    for family in _families(winners):
-        mine = _of(family, winners)
-        why = delivery_of(engine, family.name).obstacle(into_engine=into_engine)
-        if not why:
-            kept += mine
-            continue
-        if len(mine) == len(winners):
-            raise ExportRefused(f"there are winners for {family.name} alone: {why}")
-        problems = sorted({winner.problem for winner in mine}, key=lambda problem: problem.spec())
-        left += [LeftOut(problem, why) for problem in problems]
-    if not kept and left:
-        raise ExportRefused("; ".join(left_out_lines(left)))
-    return kept, left
-
-
-def writable(
-    advice: Sequence[Advice],
-    engine: Engine,
-    device: Device,
-    out: Path | None,
-    named: Sequence[Problem] = (),
-) -> tuple[list[Advice], list[LeftOut]]:
-    """Return the advice without the problems whose files cannot be written, and these problems.
-
-    Such a problem asks for the same file as another problem, or servers could not use its entries.
-    Raises ExportRefused if no problem with files is left, or none that one of `named` stands for.
-    """
-    why: dict[Problem, str] = {}
-    asking: dict[Path, list[Problem]] = {}
-    for one in (one for one in advice if one.winners):
-        delivery = delivery_of(engine, family_of(one.problem).name)
-        root = out or delivery.engine_root
-        assert root is not None  # `loadable` left out families without a folder there
-        try:
-            for file in delivery.files(one.winners, device, root):
-                asking.setdefault(file.path, []).append(one.problem)
-        except ExportRefused as refusal:
-            why[one.problem] = str(refusal)
-    for path, problems in sorted(asking.items()):
-        if len(problems) > 1:
-            said = f"{len(problems)} problems ask for {path.name}: name one of them to export it"
-            why |= {problem: why.get(problem, said) for problem in problems}
-    left_out = [LeftOut(problem, reason) for problem, reason in why.items()]
-    with_files = {one.problem for one in advice if one.winners}
-    if why and (why.keys() == with_files or wholly_named(named, with_files, why)):
-        raise ExportRefused("; ".join(left_out_lines(left_out)))
-    return [one for one in advice if one.problem not in why], left_out
-
-
 def export(
     winners: Sequence[Winner],
     engine: Engine,
@@ -283,12 +140,14 @@ def export(
     left_out: Sequence[LeftOut] = (),
     *,
     beside: Mapping[Path, bytes] | None = None,
+    made: MadeFiles = MappingProxyType({}),
 ) -> list[ExportFile]:
     """Write the winners' files, and check that servers would find each entry.
 
     The files go under `out`, or into the engine's package if None. If a winner is only predicted
     and an earlier export has a measured entry, that entry is kept. `beside` has other files to
-    write there; a winner's file counts before them. The list of `left_out` is written too.
+    write there; a winner's file counts before them. The list of `left_out` is written too. `made`
+    has the files of families whose files are made already.
 
     Raises ExportRefused, and writes nothing, if two winners contradict each other, if a file would
     lack a size, or if servers could not read a file. Raises UnwritableOutput, and writes nothing,
@@ -296,10 +155,12 @@ def export(
     """
     used = deliveries_for(winners, engine)
     built: list[tuple[Delivery, Path, Device, Sequence[ExportFile]]] = []
-    for family, delivery in zip(_families(winners), used, strict=True):
+    for family, delivery in zip(families_of(winners), used, strict=True):
         root = out or delivery.engine_root
         assert root is not None  # `loadable` left out families without a folder there
-        found = files_by_card(delivery, _of(family, winners), device, root)
+        found = made.get(family.name)
+        if found is None:
+            found = [*files_by_card(delivery, winners_of(family, winners), device, root)]
         built += [(delivery, root, card, some) for card, some in found]
     files = [file for *_, some in built for file in some]
     assert len({file.path for file in files}) == len(files)  # `writable` left out the others
@@ -308,8 +169,8 @@ def export(
     for file in files:
         # The file is the last to be replaced: if only its sidecar were missing, it would pass for
         # the engine's.
-        if out is None and (shipped := shipped_at(file.path)):
-            data[kept_file(file.sidecar)] = shipped.read_bytes()
+        if replaced := shipped_at(file.path):
+            data[kept_file(file.sidecar)] = replaced.read_bytes()
         data[file.sidecar] = sidecar_text(file.provenance).encode()
         data[file.path] = file.text().encode()
     top = out or _engine_root(used, engine)
@@ -355,7 +216,7 @@ def _restores(files: Iterable[ExportFile]) -> list[str]:
 
 def deliveries_for(some: Iterable[Winner | ExportFile], engine: Engine) -> list[Delivery]:
     """Return the delivery of each family of some winners or files to the engine's servers."""
-    return [delivery_of(engine, family.name) for family in _families(some)]
+    return [delivery_of(engine, family.name) for family in families_of(some)]
 
 
 def packaged_files(engine: Engine) -> Iterator[tuple[Path, Path]]:
@@ -378,15 +239,13 @@ def packaged_to_carry(deliveries: Iterable[Delivery], root: Path) -> dict[Path, 
     """Return the engine's own files that are missing under a root, by the path that they belong at.
 
     Servers that are pointed at a root read no packaged files, so the root must have them too. Files
-    that this tuner exported stay.
+    that are there stay: this tuner exported them, or a user put them there.
     """
     carried: dict[Path, bytes] = {}
     for delivery in deliveries:
         for relative, path in delivery.packaged():
-            target, data = root / relative, path.read_bytes()
-            ours = (root / PROVENANCE / Path(*relative.parts[1:])).exists()
-            if not ours and not (target.is_file() and target.read_bytes() == data):
-                carried[target] = data
+            if not (target := root / relative).exists():
+                carried[target] = path.read_bytes()
     return carried
 
 
@@ -394,12 +253,3 @@ def _engine_root(deliveries: Iterable[Delivery], engine: Engine) -> Path:
     """Return the folder of the engine's package that all files are under."""
     (root, *others) = {delivery.engine_root for delivery in deliveries}
     return engine.root if others or root is None else root
-
-
-def _families(some: Iterable[Winner | ExportFile]) -> list[Family]:
-    names = {family_of(one.problem).name for one in some}
-    return [family for family in families() if family.name in names]
-
-
-def _of(family: Family, winners: Sequence[Winner]) -> list[Winner]:
-    return [winner for winner in winners if winner.problem.family in family.problems]

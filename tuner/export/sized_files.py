@@ -6,7 +6,7 @@ A family's engine says where the files go and how they are written: a `Layout`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -168,8 +168,7 @@ def _is_measured(row: Mapping[str, Any]) -> bool:
 
 
 def _of_kernels(environment: Environment) -> dict[str, Any]:
-    fields = asdict(environment)
-    return {name: fields[name] for name in _OF_KERNELS}
+    return {name: getattr(environment, name) for name in _OF_KERNELS}
 
 
 def _measured_earlier(

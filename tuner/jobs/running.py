@@ -31,6 +31,7 @@ _RANKS = {  # logs tell them as facts of their own
     "dp_size": "--dp-size",
     "attn_dp_size": "--attn-dp-size",
 }
+_NAME_IT, _CLI, _API = "name its model, with its flags in ", "--server-args", "server_args"
 
 
 @dataclass(frozen=True)
@@ -99,19 +100,21 @@ def _get(base: str, path: str) -> Mapping[str, Any] | None:
             text = answer.read(_LARGEST + 1)
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
-            raise BadInput(
-                f"{base} asks for a key: name its model, with its flags in --server-args"
-            ) from None
+            raise BadInput(f"{base} asks for a key: {_NAME_IT}", cli=_CLI, api=_API) from None
         if error.code >= 500:
-            raise ServerUnavailable(f"{base}{path} answers {error.code}") from None
+            raise _away(f"{base}{path} answers {error.code}") from None
         return None
     except (OSError, http.client.HTTPException) as error:
         reason = str(getattr(error, "reason", None) or error).strip()
-        raise ServerUnavailable(f"{base} does not answer: {reason}") from None
+        raise _away(f"{base} does not answer: {reason}") from None
     if len(text) > _LARGEST:
-        raise ServerUnavailable(f"{base}{path} answers more than {_LARGEST >> 20} MiB")
+        raise _away(f"{base}{path} answers more than {_LARGEST >> 20} MiB")
     try:
         said = json.loads(text)
     except ValueError:
         return None
     return said if isinstance(said, dict) else None
+
+
+def _away(said: str) -> ServerUnavailable:
+    return ServerUnavailable(f"{said}: try again later, or {_NAME_IT}", cli=_CLI, api=_API)

@@ -7,7 +7,7 @@ modules of a family are loaded through `Family.module`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
@@ -59,6 +59,8 @@ class Family:
     selecting: tuple[Option, ...]  # which points are tuned; read by `read_selection`
     searching: tuple[Option, ...]  # which configurations are tried
     read_selection: Callable[[Problem, Mapping[str, Any]], Selection]
+    # The fields that `read_selection` reads as these points, perhaps with other parts of a size.
+    fields_of: Callable[[Collection[Point]], Mapping[str, Any]]
     place: Callable[[Any, Point], ChartPosition]  # the chart position of a problem's point
     # least_us(problem, point, device): microseconds that no launch can be faster than. No torch.
     least_us: Callable[[Any, Point, Any], float]
@@ -74,6 +76,10 @@ class Family:
     wait_s: Callable[[Any], float] = lambda problem: 0.0
     # Whether winners stored for the second problem also serve a model that has the first problem.
     alike: Callable[[Problem, Problem], bool] = lambda wanted, stored: False
+
+    def selection_of(self, problem: Problem, points: Collection[Point]) -> Selection:
+        """Return the selection that names these points. Raises BadInput for impossible points."""
+        return self.read_selection(problem, self.fields_of(points))
 
     def module(self, name: str) -> ModuleType:
         """Import a module of the family; docs/architecture.md lists them. Raises ImportError."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import select
 import shutil
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 
 import platformdirs
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
 from tuner.errors import StoreFull, StoreReadOnly, StoreUnreachable, UnusableStore
@@ -109,9 +107,6 @@ def kind_of(error: Exception) -> type[UnusableStore]:
     return StoreUnreachable if lost or state[:2] in _PASSING else UnusableStore
 
 
-IDLE_S = 5.0  # a connection that was unused for longer is asked whether it still answers
-
-
 @dataclass(frozen=True)
 class PoolLimits:
     """How long the connections of a process wait, in seconds, and how many it keeps at most.
@@ -129,36 +124,6 @@ class PoolLimits:
 PATIENT = PoolLimits()
 
 
-def check_before_use(engine: Engine) -> None:
-    """Replace a server's connections that ended while they were in the pool.
-
-    A question before each use would cost a round trip. A server that stops closes its connections,
-    which shows here at once, without a round trip. A connection that a firewall dropped shows
-    nothing, so a connection that was idle is asked.
-    """
-
-    @event.listens_for(engine, "checkin")
-    def _on_checkin(connection: Any, record: Any) -> None:  # noqa: ANN401 (SQLAlchemy's signature)
-        record.info["since"] = time.monotonic()
-
-    @event.listens_for(engine, "checkout")
-    def _on_checkout(connection: Any, record: Any, proxy: object) -> None:  # noqa: ANN401
-        since = record.info.get("since")
-        if since is None:  # a new connection
-            return
-        try:
-            if time.monotonic() - since > IDLE_S or _has_something_to_read(connection):
-                engine.dialect.do_ping(connection)
-        except engine.dialect.loaded_dbapi.Error as error:
-            raise InvalidatePoolError(str(error)) from None
-
-
-def _has_something_to_read(connection: Any) -> bool:  # noqa: ANN401
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
-
-
 URL_VARIABLE = "TUNER_DATABASE_URL"
 
 _DRIVERS = {
@@ -169,10 +134,6 @@ _DRIVERS = {
     "postgres": "postgresql+psycopg",  # some hosting services write it so
 }
 SQLITE_LOCK_S = 30.0  # how long a SQLite writer waits for another
-# A process that is stopped inside a transaction must not keep a job's row locked. No transaction
-# here waits for anything but the database, so PostgreSQL may end a transaction that is idle for so
-# long.
-_STALLED_MS = 30_000
 
 
 def database_url(environ: Mapping[str, str]) -> str:
@@ -192,27 +153,15 @@ def connect(text: str, limits: PoolLimits = PATIENT) -> Engine:
     cannot be made, and if psycopg is missing.
     """
     url = _parse(text)
-    sqlite, file = url.get_backend_name() == "sqlite", file_of(url)
-    lock_s = limits.lock_s or SQLITE_LOCK_S
-    if sqlite:
-        _make_folder(url)
-        options: dict[str, Any] = {"connect_args": {"timeout": lock_s}}
-    else:
-        options = {"connect_args": _postgres_options(url, limits)}
-    if file or not sqlite:
-        # Connections used last are used first: the others then show that they are not needed.
-        options |= {"pool_size": limits.connections, "max_overflow": 0, "pool_use_lifo": True}
-        options["pool_timeout"] = limits.connection_s
-    try:
-        with translated(url):
-            engine = create_engine(url, **options)
-    except ImportError:
-        raise UnusableStore(
-            "a PostgreSQL store needs psycopg: pip install 'engine-tuner[postgres]'"
-        ) from None
-    if not sqlite:
-        check_before_use(engine)
-        return engine
+    # Connections used last are used first: the others then show that they are not needed.
+    pool: dict[str, Any] = {"pool_size": limits.connections, "max_overflow": 0}
+    pool |= {"pool_use_lifo": True, "pool_timeout": limits.connection_s}
+    if url.get_backend_name() != "sqlite":
+        return _postgres_engine(url, limits, pool)
+    file, lock_s = file_of(url), limits.lock_s or SQLITE_LOCK_S
+    _make_folder(url)
+    with translated(url):
+        engine = create_engine(url, connect_args={"timeout": lock_s}, **(pool if file else {}))
     _take_over_transactions(engine)
     if file:
         refuse_another_file(engine, file)
@@ -220,6 +169,20 @@ def connect(text: str, limits: PoolLimits = PATIENT) -> Engine:
     # SQLite's writers sleep and try again, for up to 0.1 s each time, and some wait long. This
     # lock spares the threads of one process that.
     engine.update_execution_options(write_lock=threading.Lock(), lock_s=lock_s)
+    return engine
+
+
+def _postgres_engine(url: URL, limits: PoolLimits, pool: Mapping[str, Any]) -> Engine:
+    try:
+        from tuner.store import postgres  # noqa: PLC0415  # psycopg is an extra
+    except ImportError:
+        raise UnusableStore(
+            "a PostgreSQL store needs psycopg: pip install 'engine-tuner[postgres]'"
+        ) from None
+    waits = limits.statement_s, limits.lock_s, limits.connect_s
+    with translated(url):
+        engine = create_engine(url, connect_args=postgres.connect_options(url, *waits), **pool)
+    postgres.bound(engine, limits.statement_s, limits.connect_s)
     return engine
 
 
@@ -292,30 +255,6 @@ def _parse(text: str) -> URL:
     if url.drivername not in _DRIVERS:
         raise UnusableStore(f"no store is kept in {url.drivername!r}: {forms}")
     return url.set(drivername=_DRIVERS[url.drivername])
-
-
-def _postgres_options(url: URL, limits: PoolLimits) -> dict[str, object]:
-    """Return libpq's parameters. The URL's own parameters come first."""
-    session = {
-        "idle_in_transaction_session_timeout": _STALLED_MS,
-        "statement_timeout": round(limits.statement_s * 1000),
-        "lock_timeout": round(limits.lock_s * 1000),
-        # The methods are written for this level; a server may have another default.
-        "default_transaction_isolation": "read\\ committed",
-    }
-    given = url.normalized_query.get("options", ())
-    settings = [f"-c {name}={value}" for name, value in session.items()]
-    options: dict[str, object] = {
-        "connect_timeout": limits.connect_s,
-        # An unreachable server is given up after half a minute; the kernel would take 15 minutes.
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 3,
-        "tcp_user_timeout": 25_000,
-    }
-    options = {name: value for name, value in options.items() if name not in url.query}
-    # Of two values for a setting, PostgreSQL takes the later: the URL's.
-    return {**options, "options": " ".join([*settings, *given])}
 
 
 def file_of(url: URL) -> str | None:

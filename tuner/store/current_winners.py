@@ -22,7 +22,7 @@ Stored = Winner | Published
 ProblemKey = tuple[str, str, Problem]  # device, engine, problem
 Size = tuple[int, int]  # batch size, new tokens: all current entries of a size have one source
 Source = tuple[object, ...]
-_Kernels = tuple[str, str, str]  # engine version, Triton, hash of the kernels
+Kernels = tuple[str, str, str]  # engine version, Triton, hash of the kernels
 _Worth = tuple[int, bool, datetime, int]  # rank of the status, own, when it was published, run
 _NOWHERE: frozenset[Point] = frozenset()
 Current = Mapping[Source, frozenset[Point]]  # the points at which a source's entries are current
@@ -43,20 +43,20 @@ def current_winners(found: Sequence[Winner]) -> list[Winner]:
     result with a single gemm counts if no result of its status has both; if there is an untuned
     entry for the other gemm, that entry counts beside it, at best its environment's.
     """
-    best: dict[ProblemKey, tuple[_Worth, _Kernels]] = {}
+    best: dict[ProblemKey, tuple[_Worth, Kernels]] = {}
     for one in found:
-        rank = _worth(one), _kernels(one.environment)
+        rank = _worth(one), kernels(one.environment)
         best[_key(one)] = max(rank, best.get(_key(one), rank))
-    return _counting([w for w in found if _kernels(w.environment) == best[_key(w)][1]])
+    return _counting([w for w in found if kernels(w.environment) == best[_key(w)][1]])
 
 
 def beside_predictions(current: Sequence[Winner], found: Sequence[Winner]) -> list[Winner]:
     """Give each predicted winner of `current` its `unpredicted` out of `found`."""
-    guessed = {(_key(w), _kernels(w.environment)) for w in current if w.status is Status.PREDICTED}
+    guessed = {(_key(w), kernels(w.environment)) for w in current if w.status is Status.PREDICTED}
     others = [
         w
         for w in found
-        if w.status is not Status.PREDICTED and (_key(w), _kernels(w.environment)) in guessed
+        if w.status is not Status.PREDICTED and (_key(w), kernels(w.environment)) in guessed
     ]
     known = {(_key(w), w.entry.point): w for w in _counting(others)}
     return [
@@ -107,7 +107,7 @@ def _current_of(problem: Problem, results: Mapping[Source, Collection[Stored]]) 
     for number, source in enumerate(sources):
         for one in results[source]:
             for point in one.points:
-                at_size = sizes.setdefault((point.batch_size, point.new_tokens), {})
+                at_size = sizes.setdefault(size_of(point), {})
                 at_size.setdefault(number, []).append((one, point))
     current: dict[Point, int] = {}
     for by_number in sizes.values():
@@ -140,9 +140,14 @@ def _beside(
     for number, results in by_number.items():
         place, status = sources[number]
         assert isinstance(place, Environment)
-        if status in UNTUNED and _kernels(place) == _kernels(mine):
+        if status in UNTUNED and kernels(place) == kernels(mine):
             ranked.append((place == mine, _rank(results, needed), number))
     return [number for *_, number in sorted(ranked)]
+
+
+def size_of(point: Point) -> Size:
+    """Return the size at which a problem's entries count together."""
+    return point.batch_size, point.new_tokens
 
 
 def _key(one: Stored) -> ProblemKey:
@@ -157,7 +162,8 @@ def _source(one: Stored) -> Source:
     return one.environment, one.status  # each gemm may have been tuned in its own run
 
 
-def _kernels(environment: Environment) -> _Kernels:
+def kernels(environment: Environment) -> Kernels:
+    """Return the version of the kernels that an environment's results are for."""
     return environment.engine_version, environment.triton, environment.kernel_hash
 
 

@@ -62,6 +62,8 @@ def bring_to_head(engine: Engine) -> None:
             # A migration must not be cut off by the session's limits.
             for limit in ("statement_timeout", "lock_timeout"):
                 connection.execute(text(f"SET LOCAL {limit} = 0"))
+            driver: Any = connection.connection.driver_connection
+            driver.silence_s = None  # until the pool has it back
             connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
         _upgrade(connection)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from tuner.problems.results import Totals, Winner
+from tuner.problems.results import Status, Totals, Winner
+from tuner.store.current_winners import kernels, size_of
 from tuner.store.result_files import RunResult
 from tuner.store.results import ResultStore, run_of
 
@@ -25,6 +27,20 @@ class ResultExchange(ResultStore):
         for winner in winners:
             by_run.setdefault(winner.run_id, []).append(winner)
         return [self._result(number, by_run[number]) for number in sorted(by_run)]
+
+    def unmeasured(self, result: RunResult) -> RunResult | None:
+        """Return a result's entries at sizes that the store has not measured for these kernels;
+        None if these were not tuned.
+        """
+        place = result.key.environment
+        mine = {
+            size_of(winner.entry.point)
+            for winner in self.winners_at(result.key.problem, place.device, place.engine)
+            if winner.status is Status.OK and kernels(winner.environment) == kernels(place)
+        }
+        new = tuple(entry for entry in result.entries if size_of(entry.point) not in mine)
+        tuned = not mine or any(entry.status is Status.OK for entry in new)
+        return replace(result, entries=new) if tuned else None
 
     def add(self, result: RunResult) -> int:
         """Store a result from elsewhere; return the number of entries that were added.

@@ -17,7 +17,9 @@ def doubts(prepared: PreparedRun, entries: Sequence[Entry], workbench: Workbench
     """Say why entries are not believed; yield nothing if each entry compiles as it claims, fits the
     device and has the engine's real configurations beside it.
     """
-    own = prepared.goal(KnownBefore()).incumbents
+    goal = prepared.goal(KnownBefore())
+    own = goal.incumbents
+    listed = {(point.part, config) for point, some in goal.listed.items() for config in some}
     for entry in entries:
         if entry.status not in WINNING or entry.status is Status.PREDICTED:
             yield f"{entry.point}: it was not measured: {entry.status.value}"
@@ -25,7 +27,8 @@ def doubts(prepared: PreparedRun, entries: Sequence[Entry], workbench: Workbench
             yield f"{entry.point}: it has no time"
         here = own.get(entry.point, {})
         for name, incumbent in entry.incumbents.items():
-            if incumbent.backend == TRITON and incumbent.config != here.get(name):
+            chosen = name == "default" and (entry.point.part, incumbent.config) in listed
+            if incumbent.backend == TRITON and not chosen and incumbent.config != here.get(name):
                 yield f"{entry.point}: the engine here has another {name} configuration"
     at = {Candidate(entry.point, entry.config): entry for entry in entries}
     for candidate, compiled in compile_all(prepared, workbench, list(at)).items():

@@ -160,19 +160,23 @@ class RunGoal:
     previous: Mapping[Point, Config] = field(default_factory=dict)
     # The entries of the engine's makers for the card. They are tried too, and are no seeds either.
     trusted: Mapping[Point, Config] = field(default_factory=dict)
+    # The lists among which an engine chooses by itself. A part runs its choice at all points.
+    listed: Mapping[Point, Sequence[Config]] = field(default_factory=dict)
     # Backends to measure beside Triton. One kernel of a backend may do the work of the kernels of
     # several points; it is measured at the first of them.
     backends: Mapping[Point, Sequence[str]] = field(default_factory=dict)
 
     def incumbent_candidates(self) -> list[Candidate]:
-        """Return the first candidates: the engine's configurations and backends, its makers'
-        entries, and the store's entries.
+        """Return the first candidates: the engine's configurations and backends, its lists, its
+        makers' entries, and the store's entries.
         """
         wanted = {
             Candidate(point, config): None
             for point, by_name in self.incumbents.items()
             for config in by_name.values()
         }
+        for point, configs in self.listed.items():
+            wanted |= {Candidate(point, config): None for config in configs}
         known = (*self.trusted.items(), *self.previous.items())
         others = (
             Candidate(point, Config({}), backend)

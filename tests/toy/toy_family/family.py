@@ -39,6 +39,7 @@ FAMILY = Family(
     ),
     searching=(),
     read_selection=read_rows,
+    fields_of=lambda points: {"rows": [point.batch_size for point in points]},
     place=place,
     least_us=least_us,
     held_bytes=held_bytes,

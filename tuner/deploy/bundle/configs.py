@@ -15,8 +15,9 @@ from tuner.engines.engine import Engine, release_of
 from tuner.engines.settings import all_config_variables, config_folder_since, config_variables
 from tuner.errors import ExportRefused
 from tuner.export.advice import Advice
+from tuner.export.choice import MadeFiles, writable
 from tuner.export.delivery import ExportFile
-from tuner.export.export import deliveries_for, export, packaged_to_carry, writable
+from tuner.export.export import deliveries_for, export, packaged_to_carry
 from tuner.export.selection import LeftOut
 from tuner.problems.points import Problem
 from tuner.problems.results import Winner
@@ -61,9 +62,9 @@ def config_folder(
     _refuse_old_release(cluster)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        fitting, left_out = writable(advice, engine, device, root, named)
+        fitting, left_out, made = writable(advice, engine, device, root, named)
         winners = [winner for one in fitting for winner in one.winners]
-        tuned, files_there = _overlay(winners, engine, device, root)
+        tuned, files_there = _overlay(winners, engine, device, root, made)
         paths = sorted(p for p in root.rglob("*") if p.is_file())
         files = {p.relative_to(root).as_posix(): p.read_bytes() for p in paths}
         variables = config_variables(engine.name, root)
@@ -92,14 +93,14 @@ def _own_folder_text(name: str, engine: Engine, device: Device) -> str:
 
 
 def _overlay(
-    winners: Sequence[Winner], engine: Engine, device: Device, root: Path
+    winners: Sequence[Winner], engine: Engine, device: Device, root: Path, made: MadeFiles
 ) -> tuple[list[TunedFile], list[ExportFile]]:
     deliveries = deliveries_for(winners, engine)
     for delivery in deliveries:
         if delivery.variable is None:
             raise ExportRefused(_own_folder_text(f"{engine.name} {engine.version}", engine, device))
     beside = packaged_to_carry(deliveries, root)
-    files = export(winners, engine, device, root, beside=beside)
+    files = export(winners, engine, device, root, beside=beside, made=made)
     tuned = [
         TunedFile(f.path.relative_to(root).as_posix(), f.problem, list(f.rows())) for f in files
     ]

@@ -12,8 +12,8 @@ from tuner.engines.engine import Engine
 from tuner.engines.settings import options_text
 from tuner.errors import ExportRefused
 from tuner.export.advice import Advice, Verdict
+from tuner.export.choice import loadable
 from tuner.export.delivery import ExportFile
-from tuner.export.export import loadable
 from tuner.export.selection import left_out_lines
 from tuner.problems.points import Problem
 from tuner.problems.results import Winner

@@ -5,7 +5,7 @@ Importing this module loads no heavy module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -187,6 +187,12 @@ def read_selection(problem: Problem, values: Mapping[str, Any]) -> AttentionSele
     return chosen
 
 
+def fields_of(points: Collection[Point]) -> dict[str, Any]:
+    """Return the fields that name some points. Their weights are equal."""
+    sizes = {(point.batch_size, point.new_tokens, point.cached_tokens) for point in points}
+    return {"workload": [asdict(WorkPoint(*size)) for size in sorted(sizes)]}
+
+
 def parse_workload_option(text: str) -> str | list[dict[str, Any]]:
     """Return the name of a use, or the points of the TOML file at a path. Raises
     MalformedWorkload.
@@ -256,6 +262,7 @@ FAMILY = Family(
     ),
     searching=(),
     read_selection=read_selection,
+    fields_of=fields_of,
     place=place,
     least_us=least_us,
     held_bytes=held_bytes,

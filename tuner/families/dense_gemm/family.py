@@ -75,6 +75,7 @@ FAMILY = Family(
     selecting=(BATCHES,),
     searching=(),
     read_selection=GemmSelection.read,
+    fields_of=lambda points: {"batch_sizes": [point.batch_size for point in points]},
     place=place,
     least_us=least_us,
     held_bytes=held_bytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tuner.engines.config_files import (
     shipped_at,
 )
 from tuner.engines.engine import engine_triton
-from tuner.errors import ExportRefused
+from tuner.errors import ExportRefused, MalformedConfigFile
 from tuner.export.delivery import Delivery, ExportFile
 from tuner.export.sized_files import Content, SizedFile, build_files
 from tuner.families.fused_moe.engine import MoeEngine
@@ -208,6 +209,16 @@ class MoeDelivery(Delivery):
                 picked = layer.pick(entries, batch_size)
                 if picked != config:
                     raise ExportRefused(f"{found}: {layer.name} picks {picked} at M={batch_size}")
+
+    def read_at(self, file: ExportFile, device: Device, root: Path) -> tuple[Path, Path] | None:
+        """Find the file, which may be of another Triton that the loader falls back to."""
+        assert isinstance(file, MoeFile)  # `files` made it
+        problem, gemm = _layer(file.problem), file.gemm
+        with suppress(MalformedConfigFile):  # a folder at which servers stop
+            path = self.layer.find_file(root, problem, device, gemm, file.triton)
+            if path and path.name == file.path.name:
+                return path, MoeLayout(self.layer, device, root, gemm).sidecar(path)
+        return None
 
     def packaged(self) -> Iterator[tuple[Path, Path]]:
         return packaged_files(self.layer) if self.replaces_packaged else super().packaged()

@@ -5,7 +5,7 @@ Importing this module loads no heavy module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -113,6 +113,14 @@ def read_selection(problem: Problem, values: Mapping[str, Any]) -> MoeSelection:
     )
 
 
+def fields_of(points: Collection[Point]) -> dict[str, Any]:
+    """Return the fields that name some points."""
+    return {
+        "batch_sizes": [point.batch_size for point in points],
+        "gemms": [point.part.value for point in points],
+    }
+
+
 FAMILY = Family(
     name="fused_moe",
     title="a fused-MoE layer",
@@ -168,6 +176,7 @@ FAMILY = Family(
         ),
     ),
     read_selection=read_selection,
+    fields_of=fields_of,
     place=place,
     least_us=least_us,
     held_bytes=held_bytes,

@@ -13,7 +13,7 @@ from tuner.families.scans.scan import (
     scan_of,
     tokens_of,
 )
-from tuner.families.scans.selection import PROMPTS, read_selection
+from tuner.families.scans.selection import PROMPTS, fields_of, read_selection
 from tuner.problems.dtypes import STATE_DTYPES, check_state_dtype
 from tuner.problems.options import DP, Option, Word
 from tuner.problems.points import ChartPosition, Point
@@ -79,6 +79,7 @@ scan_family = partial(
     selecting=_SELECTING,
     searching=(),
     read_selection=read_selection,
+    fields_of=fields_of,
     place=_place,
     least_us=_least_us,
     held_bytes=_held_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -55,6 +55,11 @@ def read_selection(problem: Problem, values: Mapping[str, Any]) -> PromptSelecti
                 f"write {sequences}x{near} for {sequences}x{tokens}"
             )
     return PromptSelection(tuple(found))
+
+
+def fields_of(points: Collection[Point]) -> dict[str, Any]:
+    """Return the fields that name some points."""
+    return {"prompts": [{"sequences": p.batch_size, "tokens": p.new_tokens} for p in points]}
 
 
 def parse_prompts(text: str) -> str | Sequence[Mapping[str, int]]:

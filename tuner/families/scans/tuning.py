@@ -90,8 +90,8 @@ def prepare(request: Request) -> PreparedRun:
         points=tuple(points),
         spaces=spaces,
         kernels=kernels,
-        goal=partial(_goal, own, requested, kind),
-        strategy=lambda known: _strategy(first, spaces, points, requested, budget, request.seed),
+        goal=partial(_goal, own, points, requested, kind),
+        strategy=lambda known: _strategy(first, spaces, requested, budget, request.seed),
         predictor=None,
         tries=tries,
         file_names=dict.fromkeys(problem.parts, file_name(problem, device.name)),
@@ -136,6 +136,7 @@ def _budget(listed: int, further: int, points: int) -> Budget:
 
 def _goal(
     own: Mapping[Part, OwnChoice],
+    points: Sequence[Point],
     requested: Sequence[Point],
     kind: MeasureKind,
     known: KnownBefore,
@@ -147,18 +148,18 @@ def _goal(
         for point in requested
         if (always := own[point.part].constants) is not None
     }
-    return RunGoal(requested, constants, chooser, known.previous)
+    lists = {point: own[point.part].listed for point in points if point not in constants}
+    return RunGoal(requested, constants, chooser, known.previous, listed=lists)
 
 
 def _strategy(
     first: Mapping[Part, Sequence[Config]],
     spaces: Mapping[Part, Space],
-    points: Sequence[Point],
     requested: Sequence[Point],
     budget: Budget,
     seed: int,
 ) -> Strategy:
-    listed = [Candidate(at, config) for at in points for config in first[at.part]]
+    listed = [Candidate(at, config) for at in requested for config in first[at.part]]
     if budget.per_point == budget.seeds:
         return FixedStrategy(listed)
     seeds = {point: first[point.part] for point in requested}
