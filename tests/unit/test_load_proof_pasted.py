@@ -128,6 +128,7 @@ def test_ranks_of_a_server_are_counted_for_a_folder_too(tmp_path):
         [START, *loaded_by(range(32))],
         [staged, *stages],
         loaded_by([3]),  # nothing says how many ranks there are
+        [START.replace("tp_size=32", f"tp_size={10**12}"), *loaded_by([3])],
         # One rank of vLLM writes the line for its node.
         ["tensor_parallel_size=8", *loaded_by([0])],
     ):

@@ -79,8 +79,8 @@ def say_tuned_elsewhere(paths: Sequence[Path], engine: Engine) -> None:
     from tuner.engines.engine import engine_triton
 
     runs = engine_triton(engine)
-    tuned = {env.get("triton") for path in paths for env in _environments(_sidecar(path))}
-    for name in sorted(filter(None, tuned - {runs} if runs else ())):
+    known = (env.get("triton") for path in paths for env in _environments(_sidecar(path)))
+    for name in sorted({str(one) for one in known if one and runs} - {runs}):
         say(
             f"there are files tuned with Triton {name}, and servers of {engine.name} "
             f"{engine.version} run Triton {runs}: tune again for that release"

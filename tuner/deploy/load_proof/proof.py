@@ -76,6 +76,7 @@ def _same(name: str, said: str, made_for: str) -> bool:
     return said.partition("+")[0] == made_for.partition("+")[0]
 
 
+_MOST_RANKS = 1 << 16  # of one server: a log may say any number
 EVERY_FILE = "every file"
 FUSED_MOE, DENSE_GEMM, ATTENTION = "fused_moe", "dense_gemm", "attention"
 
@@ -184,9 +185,10 @@ class LoadProof:
         if self.deployed.ranks:
             return self.deployed
         tp, pp = int(self.facts.get("tp") or 0), int(self.facts.get("pp") or 1)
+        ranks = tp * pp if tp * pp <= _MOST_RANKS else 0
         engine = self.facts.get("engine") or self.deployed.engine
         made_for = {**self.deployed.made_for, "engine": engine}
-        return replace(self.deployed, ranks=tp * pp, tp=tp, pp=pp, made_for=made_for)
+        return replace(self.deployed, ranks=ranks, tp=tp, pp=pp, made_for=made_for)
 
     def _ranks(self) -> dict[str, set[int]]:
         """Return the numbers of the ranks that were seen to load each tuned file."""
