@@ -159,8 +159,9 @@ def _judge(request: JobRequest, stored: _Results) -> WatchStatus:
             used.append(one)
             lacking -= found
     if lacking or not wanted or now is None:
-        measured = "" if request.measure == MeasureKind.PREDICT.value else "measured "
-        why = f"{len(lacking) or 'all'} of {len(wanted) or 'all'} points have no {measured}result"
+        predicted = request.measure == MeasureKind.PREDICT.value
+        lack = "have no result" if predicted else "are not measured"
+        why = f"{len(lacking) or 'all'} of {len(wanted) or 'all'} points {lack}"
         return WatchStatus(request, WatchState.MISSING, why)
     for one in used:
         of_gpu = request.needs_gpu and one.run_id != SHELF_RUN

@@ -18,6 +18,7 @@ from visitor import Visitor, links_of
 from api.matrix import CellState
 from api.pages.coverage import cells_of
 from api.pages.names import device_short, model_words, plain, problem_words
+from api.pages.render import code_words
 from api.pages.results import map_of
 from api.settings import ApiSettings
 from tuner.devices.table import find_device
@@ -254,6 +255,18 @@ def test_a_form_queues_a_job_or_says_what_is_wrong(server: Server, visitor: Visi
         refused = visitor.post("/jobs", {**fields, **wrong})
         assert (refused.status, said in refused.body.decode()) == (422, True), (wrong, refused.body)
         assert b'value="mixtral' in refused.body  # what was filled in stays
+
+
+def test_commands_and_flags_in_sentences_are_code() -> None:
+    for text, shown in (
+        ("after `unset A_DIR`", "after <code>unset A_DIR</code>"),
+        (
+            "with `tuner tune --tp 8`, or --tp 8",
+            "with <code>tuner tune --tp 8</code>, or <code>--tp 8</code>",
+        ),
+        ("--a and <b> ` alone", "<code>--a</code> and &lt;b&gt; ` alone"),
+    ):
+        assert code_words(text) == shown
 
 
 def test_pages_carry_the_flags_of_servers_and_the_checkpoint(visitor: Visitor) -> None:
