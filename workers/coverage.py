@@ -191,7 +191,9 @@ def _judge(request: JobRequest, stored: _Results) -> WatchStatus:
             used.append(one)
             lacking -= found
     if lacking or not wanted or now is None:
-        why = f"{len(lacking) or 'all'} of {len(wanted) or 'all'} points have no result"
+        predicted = request.measure == MeasureKind.PREDICT.value
+        lack = "have no result" if predicted else "are not measured"
+        why = f"{len(lacking) or 'all'} of {len(wanted) or 'all'} points {lack}"
         return WatchStatus(request, WatchState.MISSING, why, here=here)
     for one in used:
         if stored.is_renewed(one, now):

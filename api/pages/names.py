@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from tuner.jobs.job import UnreadableRequest
-from tuner.models.served_as import models_of
+from tuner.models.served_as import with_sizes
 from tuner.models.table import presets
 from tuner.problems.registry import parse_problem
 from tuner.render import gain_text
@@ -90,10 +90,9 @@ def model_words(model: str, problem: str) -> str:
     """
     if not model or model == problem:
         return problem_words(problem)
-    if " " in model or not problem or model not in {preset.name for preset in presets()}:
+    if not problem or model not in {preset.name for preset in presets()}:
         return model
-    found = models_of(parse_problem(problem))
-    return next((name for name in found if name.startswith(f"{model} TP ")), model)
+    return with_sizes(model, parse_problem(problem))
 
 
 _REQUEST = ("problem", "device", "engine", "measure", "effort", "seed")  # fields on pages

@@ -82,7 +82,7 @@ POLICY = (
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 _GAIN = re.compile(r"\b([0-9]+\.[0-9]+)x(?= as fast)")
-_FLAG = re.compile(r"(?<![\w-])(--[a-z][\w-]*(?: (?!and\b)[\w.]+)?)")
+_CODE = re.compile(r"`([^`]+)`|(?<![\w-])(--[a-z][\w-]*(?: (?!and\b)[\w.]+)?)")
 _THEMES = ("light", "dark")  # which a reader chose; without one, it is the system's
 _HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -209,11 +209,13 @@ def _seconds(value: float | None) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{value:.3g} s"
 
 
-def _with_flags(text: str) -> Markup:
-    """Return a sentence with the flags of servers as code."""
-    parts = _FLAG.split(str(plain(text)))  # each second one is a flag
+def code_words(text: str) -> Markup:
+    """Return a sentence with commands in backticks and the flags of servers as code."""
+    parts = _CODE.split(str(plain(text)))  # each third one is text; of two others, one is None
     return Markup("").join(
-        Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts)
+        Markup("<code>{}</code>").format(part) if at % 3 else part
+        for at, part in enumerate(parts)
+        if part
     )
 
 
@@ -268,7 +270,7 @@ def _environment() -> Environment:
         "engine": engine_words,
         "words": status_words,
         "problem": problem_words,
-        "flags": _with_flags,
+        "flags": code_words,
     }
     made.globals |= {"query_of": _query, "query_with": _with}
     made.globals["named"] = model_words

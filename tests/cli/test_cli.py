@@ -201,7 +201,7 @@ def test_check_fails_where_the_files_of_one_family_fit_and_those_of_another_do_n
 
 def test_check_of_an_exported_folder_knows_its_files_gpu_and_engine(env, tmp_path):
     name = f"E=256,N=256,{_BLOCKS}"
-    environment = {"engine": "sglang", "engine_version": "0.5.16"}
+    environment = {"engine": "sglang", "engine_version": "0.5.16", "triton": "3.6.0"}
     sidecar = json.dumps({"entries": {"64": {"status": "ok", "environment": environment}}})
     for below, text in {
         f"configs/triton_3_6_0/{name}": json.dumps({"64": _FITS}),
@@ -219,6 +219,12 @@ def test_check_of_an_exported_folder_knows_its_files_gpu_and_engine(env, tmp_pat
     )
     other = tuner(env, "check", str(tmp_path / "out"), "--device", "H200")
     assert "there are files for NVIDIA_L40S" in other.stderr
+    assert "there are files tuned with" not in other.stderr
+    newer = tuner(env, "check", str(tmp_path / "out"), "--engine", "sglang==0.5.23")
+    assert (
+        "there are files tuned with Triton 3.6.0, and servers of sglang 0.5.23 run Triton 3.8.0: "
+        "tune again for that release" in newer.stderr
+    )
     missing = tuner(env, "check", str(tmp_path / "nothing"), code=2)
     assert missing.stderr == f"tuner: error: {tmp_path / 'nothing'} does not exist\n"
 

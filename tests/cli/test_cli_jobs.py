@@ -341,7 +341,7 @@ def test_a_watch_and_a_night_say_that_nobody_will_do_their_jobs(tuner, monkeypat
         shown = tuner(*words).stdout
         assert "its jobs wait: no worker with NVIDIA_H20 and sglang" in shown
         assert "missing  fused_moe:E=257,N=128," in shown
-        assert "on NVIDIA_H20, gpu; 36 of 36 points have no result" in shown
+        assert "on NVIDIA_H20, gpu; 36 of 36 points are not measured" in shown
         assert max(map(len, shown.splitlines())) <= 80
     assert (
         "its jobs"

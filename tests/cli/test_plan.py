@@ -76,6 +76,8 @@ def test_a_shipped_file_for_another_triton_and_the_next_command_are_told(env):
 def test_weights_that_cannot_fit_are_told(env, words, least):
     said = run("plan", *words.split(), env=env, cwd=ROOT).stderr
     assert ("does not fit" in said) == bool(least)
+    # What does not fit is not to be tuned: the next step is to divide the model further.
+    assert ("next: plan with the larger --tp" in said) == bool(least) != ("tuner tune" in said)
     assert least in said
 
 

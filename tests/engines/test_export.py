@@ -336,7 +336,7 @@ def test_files_are_made_once(engine, tmp_path, monkeypatch):
 
 def test_where_all_is_predicted_the_export_is_refused(engine, tmp_path):
     both = winners(Status.PREDICTED) + of(OTHER, winners(Status.PREDICTED))
-    says = "^72 of the 72 winners for .* and 1 other problems were predicted.* --allow-predicted$"
+    says = "^72 of the 72 winners for .* and 1 other problem were predicted.* --allow-predicted$"
     with pytest.raises(ExportRefused, match=says) as refused:
         export_device(both, L40S, engine, tmp_path / "out", allow_predicted=False)
     assert refused.value.in_api_words().endswith("measure them, or pass allow_predicted=true")

@@ -17,7 +17,8 @@ from visitor import Visitor, links_of
 
 from api.matrix import CellState
 from api.pages.coverage import cells_of
-from api.pages.names import device_short, plain, problem_words
+from api.pages.names import device_short, model_words, plain, problem_words
+from api.pages.render import code_words
 from api.pages.results import map_of
 from api.settings import ApiSettings
 from tuner.devices.table import find_device
@@ -182,6 +183,8 @@ def test_the_first_page_says_what_there_is(server: Server, visitor: Visitor) -> 
         assert re.search(rf"<b>{count}</b> {state if state != 'untuned' else ''}", html), state
     assert "deepseek-r1 int8_w8a8 TP 32" in html and "1.25×" in html
     assert "mixtral-8x7b TP 8" in html
+    # The same problem of two engines has two rows.
+    assert len(re.findall(r'class="sub" title="[^"]+">sglang · fused moe', html)) == 2
     assert "No problem matches" in visitor.open("/?q=nothing-has-this-name")
     only = visitor.open("/?state=missing")
     assert "mixtral-8x7b TP 8" in only and "deepseek-r1" not in only
@@ -224,6 +227,7 @@ def test_a_form_queues_a_job_or_says_what_is_wrong(server: Server, visitor: Visi
     path = "/" + answer.headers["location"].removeprefix("./")
     html = visitor.open(path)
     assert "mixtral-8x7b" in html and "Nothing is queued yet" in html
+    assert "1 of 3 problems to tune, without a GPU." in html and "s of one" not in html
     assert server.app.state.api.jobs.list() == before
     given = {name: unescape(value) for name, value in HIDDEN.findall(html) if name != "proof"}
     (tick,) = re.findall(
@@ -251,6 +255,18 @@ def test_a_form_queues_a_job_or_says_what_is_wrong(server: Server, visitor: Visi
         refused = visitor.post("/jobs", {**fields, **wrong})
         assert (refused.status, said in refused.body.decode()) == (422, True), (wrong, refused.body)
         assert b'value="mixtral' in refused.body  # what was filled in stays
+
+
+def test_commands_and_flags_in_sentences_are_code() -> None:
+    for text, shown in (
+        ("after `unset A_DIR`", "after <code>unset A_DIR</code>"),
+        (
+            "with `tuner tune --tp 8`, or --tp 8",
+            "with <code>tuner tune --tp 8</code>, or <code>--tp 8</code>",
+        ),
+        ("--a and <b> ` alone", "<code>--a</code> and &lt;b&gt; ` alone"),
+    ):
+        assert code_words(text) == shown
 
 
 def test_pages_carry_the_flags_of_servers_and_the_checkpoint(visitor: Visitor) -> None:
@@ -489,6 +505,8 @@ def test_names_are_read_back_from_problems() -> None:
     shared = "fused_moe:E=257,N=64,K=7168,top_k=9,dtype=int8_w8a8,per_channel_quant"
     shared += ",shared_experts=1"
     assert "deepseek-r1 int8_w8a8 TP 32" in models_of(parse_problem(shared))
+    assert model_words("deepseek-r1", shared) == "deepseek-r1 TP 32"  # of a dtype not its own
+    assert model_words("ours", shared) == "ours"
     assert models_of(parse_problem("fused_moe:E=8,N=64,K=128,top_k=2,dtype=bfloat16")) == ()
     assert problem_words(mixtral) == "fused moe · E 8 · N 1792 · K 4096 · top 2 · bfloat16"
     assert device_short("NVIDIA_H100_80GB_HBM3") == "H100 80GB HBM3"

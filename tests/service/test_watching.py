@@ -140,7 +140,7 @@ def test_coverage_is_what_is_stored_and_what_is_watched(tuner, store):
     assert text.splitlines() == [
         "NVIDIA_H20, sglang, gpu",
         f"missing  {PROBLEM}",
-        "         2 of 2 points have no result",
+        "         2 of 2 points are not measured",
     ]
 
 

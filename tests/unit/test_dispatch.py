@@ -84,6 +84,11 @@ def test_the_model_s_class_settles_what_runs(subtests):
             found = asked(version, device, problem, of_class({}, architecture))
             assert [one.name.partition(" (")[0] for one in found.kernels] == kernels
             assert "architecture" not in found.line()
+    # A flag does make such servers run Triton, so the line must not say that no option does.
+    for flags, reads in (({}, False), ({"--attention-backend": "triton"}, True)):
+        found = asked("0.5.16", "H100", MLA, of_class(flags, "DeepseekV32ForCausalLM"))
+        assert found.always_triton is reads
+        assert "no option" not in found.line()
     flags = of_class({"--attention-backend": "fa3"}, "Gemma4ForCausalLM")
     assert names("0.5.16", "H100", GEMMA, flags) == ["FlashAttention 3"]
 

@@ -109,8 +109,34 @@ def exported(folder: Path, version: str) -> Path:
     return root
 
 
+def loaded_by(ranks, path="/tuned/configs/triton_3_6_0"):
+    return [LOADED.replace(FOLDER, path).replace("TP3]", f"TP{rank}]") for rank in ranks]
+
+
+def test_ranks_of_a_server_are_counted_for_a_folder_too(tmp_path):
+    """The log says TP 32: it proves nothing of a rank of which it has no line."""
+    folder = exported(tmp_path, "0.5.16")
+    found = proof(tmp_path, START, *loaded_by(range(8)), deployed=folder)
+    said = "loaded by 8 of 32 ranks, and no line is of TP8 to TP31: give the logs of all nodes"
+    assert found.problems() == [f"{NAME.removesuffix('.json')}: {said}"]
+    staged = START.replace("tp_size=32", "tp_size=2").replace("pp_size=1", "pp_size=2")
+    stages = [line.replace("TP", f"PP{at} TP") for at in (0, 1) for line in loaded_by((0, 1))]
+    assert "no line is of PP1 TP0 to PP1 TP1" in str(
+        proof(tmp_path, staged, *stages[:2], deployed=folder).problems()
+    )
+    for lines in (
+        [START, *loaded_by(range(32))],
+        [staged, *stages],
+        loaded_by([3]),  # nothing says how many ranks there are
+        [START.replace("tp_size=32", f"tp_size={10**12}"), *loaded_by([3])],
+        # One rank of vLLM writes the line for its node.
+        ["tensor_parallel_size=8", *loaded_by([0])],
+    ):
+        assert proof(tmp_path, *lines, deployed=folder).ok
+
+
 def test_a_log_of_another_release_than_the_files_are_for_is_noted(tmp_path):
-    lines = START, VERSION, LOADED.replace(FOLDER, "/tuned/configs/triton_3_6_0")
+    lines = START, VERSION, *loaded_by(range(32))
     found = proof(tmp_path, *lines, deployed=exported(tmp_path, "0.5.12"))
     assert found.ok
     assert found.notes() == [
@@ -120,7 +146,7 @@ def test_a_log_of_another_release_than_the_files_are_for_is_noted(tmp_path):
 
 
 def test_the_same_release_is_no_note(tmp_path):
-    lines = START, VERSION, LOADED.replace(FOLDER, "/tuned/configs/triton_3_6_0")
+    lines = START, VERSION, *loaded_by([3])
     assert not proof(tmp_path, *lines, deployed=exported(tmp_path, "0.5.16")).notes()
 
 

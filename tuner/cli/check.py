@@ -17,6 +17,7 @@ from tuner.cli.check_files import (
     engine_of_files,
     files_to_check,
     say_other_device,
+    say_tuned_elsewhere,
 )
 from tuner.cli.family_options import FamilyChoice, with_model_options
 from tuner.cli.options import (
@@ -126,6 +127,7 @@ def _check_files(
             raise
         return [check_names(paths, device, engine, named, refused)]
     say_other_device(paths, card)
+    say_tuned_elsewhere(paths, engine)
     asked, _ = asked_model(model, server_args, card, engine, tp, dtype)
     with waiting("compiling the files' entries"):
         return check_files(paths, card, engine, tp, choice, named, asked)

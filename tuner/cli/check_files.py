@@ -74,6 +74,19 @@ def say_other_device(paths: Sequence[Path], device: Device) -> None:
             say(f"there are files for {name}, and this checks whether they run on {device.name}")
 
 
+def say_tuned_elsewhere(paths: Sequence[Path], engine: Engine) -> None:
+    """Say so if exported files were tuned with another Triton than the engine's servers run."""
+    from tuner.engines.engine import engine_triton
+
+    runs = engine_triton(engine)
+    known = (env.get("triton") for path in paths for env in _environments(_sidecar(path)))
+    for name in sorted({str(one) for one in known if one and runs} - {runs}):
+        say(
+            f"there are files tuned with Triton {name}, and servers of {engine.name} "
+            f"{engine.version} run Triton {runs}: tune again for that release"
+        )
+
+
 def engine_of_files(paths: Sequence[Path]) -> str:
     """Return NAME==VERSION as all sidecars of exported files say it; else the engine whose spelling
     the names have, and say so; else sglang.

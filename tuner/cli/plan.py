@@ -68,6 +68,7 @@ def plan(
     from tuner.tuning.request import parse_effort
 
     card, wanted = device_or_here(device), parse_effort(effort)
+    too_large = ""
     if cluster is not None:
         given = {
             repr(target): target,
@@ -91,18 +92,20 @@ def plan(
         for note in notes:
             say(note)
         problems = [problem for one in targets for problem in one.problems]
-        if note := _too_large(named.model, problems, card):
-            say(note)
+        if too_large := _too_large(named.model, problems, card):
+            say(too_large)
         classes = {one.server.architecture for one in targets if one.server.architecture}
         served = all(names_model(found.name, found.version, one) for one in classes)
     made = planned(problems, found, card, flags, choice, wanted, notes=notes)
     show(as_json, made.as_json, made.as_text)
     if not served:
         say(f"next: plan with a release of {found.name} that has the model's class")
+    elif too_large:
+        say("next: plan with the larger --tp of your servers")
     elif any(one.to_tune for one in made.problems):
         words = [*_given(context), *["--all"] * every]
         say(f"next, on a machine with this GPU: {command_line('tuner', 'tune', *words)}")
-    if made.on_shelf and cluster is None:
+    if made.on_shelf and cluster is None and not too_large:
         tunes = {o.name for f in families() for o in f.options if o not in f.shaping}
         words = list(_given(context, {"effort", *tunes}))
         say(f"to write the shelf's files: {command_line('tuner', 'export', *words)}")

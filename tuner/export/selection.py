@@ -189,7 +189,8 @@ def _only_predicted(
     problems: Collection[Problem], stored: Counter[Problem], predicted: Counter[Problem]
 ) -> ExportRefused:
     specs = sorted(problem.spec() for problem in problems)
-    others = f" and {len(specs) - 1} other problems" if len(specs) > 1 else ""
+    more = len(specs) - 1
+    others = f" and {more} other problem{'s' * (more > 1)}" if more else ""
     some, all_ = (sum(counts[one] for one in problems) for counts in (predicted, stored))
     return ExportRefused(
         f"{some} of the {all_} winners for {specs[0]}{others} were predicted, not measured: "

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Protocol
 
-from tuner.errors import BadInput, BadProblem, did_you_mean
+from tuner.errors import BadInput, BadProblem, did_you_mean, one_of
 from tuner.problems.options import Option
 from tuner.problems.points import ChartPosition, Part, Point, Problem
 
@@ -148,7 +148,7 @@ def family_named(name: str) -> Family:
     for family in families():
         if name in family.problems:
             return family
-    raise BadProblem(f"unknown kind of problem {name!r}{did_you_mean(name, problem_names())}")
+    raise BadProblem(f"unknown kind of problem {name!r}{one_of(name, problem_names())}")
 
 
 def problem_names() -> list[str]:

@@ -182,9 +182,14 @@ class LiveLine:
             self._thread.join()
 
     def _write_lines(self) -> None:
+        before = ""
         while not self._closed.wait(self._every_s or plain_pause_s(time.monotonic() - self._began)):
+            line, passed_s = self._text(WIDTH), time.monotonic() - self._began
+            # A line that says nothing new would read as a second start.
+            more = f", {duration(passed_s)} so far" if line == before else ""
+            before = line
             try:
-                self._stream.write(self._text(WIDTH) + "\n")
+                self._stream.write(line[: WIDTH - len(more)] + more + "\n")
                 self._stream.flush()
             except (OSError, ValueError):  # nobody reads it any more
                 return

@@ -113,7 +113,7 @@ export function follow(job, showTimes) {
     if (at - first < LEAST_MS) return;
     const [tried, timed] = [triedSince / minutes, timedSince / minutes];
     document.getElementById("rate").textContent =
-      `${whole(tried)} tried, ${whole(timed)} timed a minute`;
+      `a minute: ${whole(tried)} tried, ${whole(timed)} with a time`;
     const said = document.getElementById("left");
     if (said && document.getElementById("tried").dataset.most) {
       said.textContent = left > 0 ? duration((60 * left) / tried) : "–";

@@ -218,7 +218,8 @@ def compare_files(
 def render_files(compared: FileComparison, device: Device) -> str:
     """Return the rows as text, without the device's name."""
     if not compared.asked:
-        return "the files that servers ask for are not known"
+        known = "the files that servers ask for are not known"
+        return known if compared.bundled else "the bundle has no tuned file"
     told = f",device_name={device.name}"
     lines = [f"files for {device.name}: asked by the servers, and in the bundle"]
     for name, state in compared.rows():

@@ -74,6 +74,7 @@ def _same(name: str, said: str, made_for: str) -> bool:
     return said.partition("+")[0] == made_for.partition("+")[0]
 
 
+_MOST_RANKS = 1 << 16  # of one server: a log may say any number
 EVERY_FILE = "every file"
 FUSED_MOE, DENSE_GEMM, ATTENTION = "fused_moe", "dense_gemm", "attention"
 
@@ -171,15 +172,26 @@ class LoadProof:
             path = load.wanted if load.by_plugin else ()
             outcomes.setdefault((load.name, load.family, *path), set()).add(load.outcome)
         found += [f"{name}: ranks disagree" for (name, *_), o in outcomes.items() if len(o) > 1]
-        found += unseen(self._ranks(), self.deployed)
+        found += unseen(self._ranks(), self._server)
         return [*found, *_untuned(self), *self.unknown(), *_launch(self)]
+
+    @cached_property
+    def _server(self) -> Deployed:
+        """Return the deployed files; a folder's with the ranks that the server's log says."""
+        if self.deployed.ranks:
+            return self.deployed
+        tp, pp = int(self.facts.get("tp") or 0), int(self.facts.get("pp") or 1)
+        ranks = tp * pp if tp * pp <= _MOST_RANKS else 0
+        engine = self.facts.get("engine") or self.deployed.engine
+        made_for = {**self.deployed.made_for, "engine": engine}
+        return replace(self.deployed, ranks=ranks, tp=tp, pp=pp, made_for=made_for)
 
     def _ranks(self) -> dict[str, set[int]]:
         """Return the numbers of the ranks that were seen to load each tuned file."""
         found: dict[str, set[int]] = {}
         for load in self.loads:
             if load.outcome is LoadOutcome.LOADED and load.origin == FileOrigin.TUNED.value:
-                found.setdefault(load.name, set()).update(numbers_of(load.ranks, self.deployed))
+                found.setdefault(load.name, set()).update(numbers_of(load.ranks, self._server))
         return found
 
     def unknown(self) -> list[str]:
@@ -212,7 +224,7 @@ class LoadProof:
         ]
         if self._without_decode():
             found.append("decode attention has no tuned file: the engine's own constants run")
-        found += unnamed(self._ranks(), self.deployed)
+        found += unnamed(self._ranks(), self._server)
         return [*found, *other_server(self.facts, self.deployed.made_for)]
 
     def steps(self) -> list[str]:

@@ -34,13 +34,16 @@ def check_cluster(
     if expected:
         captured = {node.name for node, _ in nodes}
         absent = [n.name for n in expected.nodes if captured.isdisjoint((n.name, n.host))]
+        others = [
+            f"{name} is no node of the cluster file" for name in captured if not expected.node(name)
+        ]
         if absent:
             yield Finding(
                 Severity.WARNING,
                 "node-not-captured",
                 tuple(absent),
-                f"nothing was captured from {joined(absent)}",
-                "capture there too (preflight --capture DIR) and give each folder",
+                "; ".join([f"nothing was captured from {joined(absent)}", *others]),
+                "capture there too (preflight --capture DIR), and give each folder by that name",
             )
 
 

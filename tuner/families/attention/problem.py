@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from tuner.errors import BadProblem, did_you_mean
+from tuner.errors import BadProblem, one_of
 from tuner.problems.dtypes import Dtype, parse_dtype
 from tuner.problems.points import (
     Part,
@@ -197,9 +197,7 @@ def parse_attention(text: str) -> Attention:
     """
     name = text.partition(":")[0]
     if name not in ATTENTION_PROBLEMS:
-        raise BadProblem(
-            f"unknown kind of problem {name!r}{did_you_mean(name, ATTENTION_PROBLEMS)}"
-        )
+        raise BadProblem(f"unknown kind of problem {name!r}{one_of(name, ATTENTION_PROBLEMS)}")
     fields = read_fields(text, _FIELDS, required=5)
     optional = [n for n in ("page_size", "kv_splits", "window") if n in fields]
     return Attention(
