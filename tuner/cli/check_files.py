@@ -76,10 +76,12 @@ def say_other_device(paths: Sequence[Path], device: Device) -> None:
 
 def say_tuned_elsewhere(paths: Sequence[Path], engine: Engine) -> None:
     """Say so if exported files were tuned with another Triton than the engine's servers run."""
+    from tuner.engines.config_files import provenance_of
     from tuner.engines.engine import engine_triton
 
     runs = engine_triton(engine)
-    known = (env.get("triton") for path in paths for env in _environments(_sidecar(path)))
+    sidecars = [provenance_of(path.resolve()) for path in paths]
+    known = (env.get("triton") for sidecar in sidecars for env in _environments(sidecar))
     for name in sorted({str(one) for one in known if one and runs} - {runs}):
         say(
             f"there are files tuned with Triton {name}, and servers of {engine.name} "
