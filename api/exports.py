@@ -19,7 +19,7 @@ from api.limits import Question
 from tuner.deploy.bundle.archive import BundleFile, plain_tar
 from tuner.devices.table import Device
 from tuner.engines.engine import Engine, find_engine
-from tuner.engines.settings import options_text, server_settings
+from tuner.engines.settings import server_settings
 from tuner.errors import ExportRefused, UnwritableOutput
 from tuner.export.choice import choose
 from tuner.export.delivery import ServerFlags
@@ -55,7 +55,7 @@ class Archive:
     size: int  # bytes of the tar
     etag: str
     left_out: int  # problems
-    flags: str = ""  # to start servers with, besides `server_args`
+    flags: Sequence[str] = ()  # to start servers with, besides `server_args`
     use: Sequence[str] = ()  # how servers are pointed at the folder: a line of a shell, or a note
 
     def pieces(self) -> Iterator[bytes]:
@@ -167,7 +167,7 @@ def make_archive(
     etag = f'"{hashlib.sha256(data).hexdigest()}"'
     use = [text.replace(folder, "/path/to") for text in _use(name, variables, server_flags, notes)]
     packed, left_out = zlib.compress(data, 1), len(chosen.not_written)
-    return Archive(name, packed, len(data), etag, left_out, options_text(chosen.flags), use)
+    return Archive(name, packed, len(data), etag, left_out, chosen.flags, use)
 
 
 def _use(

@@ -224,7 +224,7 @@ async def download_export(
         "Cache-Control": "private, no-cache",
         "Content-Disposition": f'attachment; filename="{found.name}.tar"',
         "X-Tuner-Left-Out": str(found.left_out),
-        "X-Tuner-Server-Flags": found.flags,
+        "X-Tuner-Server-Flags": "; ".join(found.flags),
     }
     # A client may send several of these headers; the parameter has one.
     if if_none_match and is_named(found.etag, request.headers.getlist("If-None-Match")):

@@ -385,7 +385,12 @@ def test_flags_without_which_servers_do_not_start_are_told_with_the_files():
     assert asked(INT8, own, INT8_FLAG).verdict is Verdict.FILES  # the servers have it
     # Whatever else the flag changes, servers of this checkpoint have it.
     both = [*winners(INT8, own), *winners(GEMM, entries(GEMM))]
-    assert flags_to_start(advise_all(both, H200, SERVED, wanted=[GEMM, OTHER_GEMM])) == INT8_FLAG
+    advice = advise_all(both, H200, SERVED, wanted=[GEMM, OTHER_GEMM])
+    assert flags_to_start(advice, of_one_model=True) == ["--quantization w8a8_int8"]
+    # Servers of another model, whose files are exported beside them, would stop with it.
+    other = advise_all([*winners(INT8, own), *winners(MOE, entries(MOE))], H200, SERVED)
+    (only,) = flags_to_start(other, of_one_model=False)
+    assert only == f"--quantization w8a8_int8 (only servers of {INT8.spec()})"
 
 
 def test_a_checkpoint_that_is_not_known_is_said_to_be_so():

@@ -74,9 +74,22 @@ class Advice:
         return f"{self.problem.spec()}: {self.verdict.value}{flags}: {self.reason}"
 
 
-def flags_to_start(advice: Sequence[Advice]) -> dict[str, str]:
-    """Return the flags to start servers with, besides those they have already."""
-    return {name: value for one in advice for name, value in one.flags.items()}
+def flags_to_start(advice: Sequence[Advice], *, of_one_model: bool) -> list[str]:
+    """Return the flags to start servers with, besides those they have already. Unless the problems
+    are of one model's servers, say for which problems the flags are.
+    """
+    problems_of: dict[str, list[str]] = {}
+    written = [one for one in advice if one.winners]
+    for one in written:
+        problems_of.setdefault(options_text(one.flags), []).append(one.problem.spec())
+    if of_one_model or len(problems_of) == 1:
+        every = {name: value for one in written for name, value in one.flags.items()}
+        return [options_text(every)] if every else []
+    return [
+        f"{flags} (only servers of {first}{f' and {len(others)} more' * bool(others)})"
+        for flags, (first, *others) in problems_of.items()
+        if flags
+    ]
 
 
 def advise_all(

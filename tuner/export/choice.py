@@ -39,17 +39,13 @@ class Choice:
     advice: Sequence[Advice] = ()
     left_alone: Sequence[Winner] = ()
     files: MadeFiles = field(default_factory=dict)
+    flags: Sequence[str] = ()  # that the files need, besides the servers' present flags
 
     @property
     def not_written(self) -> list[LeftOut]:
         """Return all stored problems without files, and why."""
         alone = [one for one in self.advice if one.verdict is Verdict.LEAVE]
         return [*self.left_out, *(LeftOut(one.problem, f"leave it: {one.reason}") for one in alone)]
-
-    @property
-    def flags(self) -> dict[str, str]:
-        """Return the flags that the files need, besides the servers' present flags."""
-        return flags_to_start(self.advice)
 
 
 def choose(
@@ -88,6 +84,7 @@ def choose(
         advice,
         [winner for winner in loaded if winner.problem in alone],
         files,
+        flags_to_start(advice, of_one_model=bool(wanted)),
     )
 
 

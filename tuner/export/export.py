@@ -87,6 +87,7 @@ def export_device(
             notes=[*triton_notes(files, engine), *shelf_notes(chosen.winners, for_here=True)],
             left_out=left,
             advice=chosen.advice,
+            flags=chosen.flags,
             removed=take_back(chosen.left_alone, engine, device, None),
             restores=_restores(files),
         )
@@ -100,6 +101,7 @@ def export_device(
         [*notes, *shelf_notes(chosen.winners, for_here=True)],
         left_out=chosen.left_out,
         advice=chosen.advice,
+        flags=chosen.flags,
         removed=take_back(chosen.left_alone, engine, device, out),
     )
 

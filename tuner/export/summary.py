@@ -10,8 +10,7 @@ from typing import Any
 
 from tuner.devices.here import asked_here
 from tuner.engines.engine import Engine, engine_triton
-from tuner.engines.settings import options_text
-from tuner.export.advice import Advice, flags_to_start
+from tuner.export.advice import Advice
 from tuner.export.delivery import ExportFile, ServerFlags
 from tuner.export.selection import LeftOut, left_out_lines
 from tuner.problems.points import Problem
@@ -32,6 +31,7 @@ class ExportSummary:
     notes: Sequence[str] = ()  # for operators, about the files
     left_out: Sequence[LeftOut] = ()
     advice: Sequence[Advice] = ()  # on each problem
+    flags: Sequence[str] = ()  # to start servers with
     removed: Sequence[Path] = ()  # files of an earlier export, for problems that are left alone
     restores: Sequence[str] = ()  # commands for files that lie in the engine's own folder
 
@@ -74,8 +74,7 @@ class ExportSummary:
         if self.carried:
             lines[-1] += f" with {self.carried} of the engine's own files"
         lines += [export_line(name, str(self.root.resolve())) for name in self.variables]
-        if flags := flags_to_start(self.advice):
-            lines.append(f"start servers with: {options_text(flags)}")
+        lines += [f"start servers with: {flags}" for flags in self.flags]
         lines += [*self.notes, *self._removed()]
         lines += [f"server flags for {flags}" for flags in self.server_flags]
         if {status for file in self.files for status in file.statuses.values()} <= {
