@@ -337,7 +337,7 @@ class TestSettings:
         assert (read.max_body_bytes, read.streams, read.submit_rate) == (2048, 3, ())
         assert (read.streams_per_key, read.body_s, read.connections) == (2, 7, 50)
         assert [str(rate) for rate in read.large_rate] == ["1 per 1 hour"]
-        assert read.store_limits == PoolLimits(connection_s=4, statement_s=8, lock_s=4)
+        assert read.store_limits == PoolLimits(connection_s=4, statement_s=8, lock_s=4, connect_s=4)
         assert [str(rate) for rate in read.rate] == ["5 per 1 second"]
 
     @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import string
 import subprocess
 import sys
@@ -277,7 +278,8 @@ class TestEveryFamily:
         found = (importlib.util.find_spec(f"{package}.gpu") for package in packages)
         spec = next(one for one in found if one is not None)
         assert spec.origin is not None
-        assert "\ndef open_session(problem: " in Path(spec.origin).read_text()
+        opens = r"\ndef open_session\(problem: |\nopen_session = \w+\n"
+        assert re.search(opens, Path(spec.origin).read_text())
 
     def test_checks_take_files_or_problems(self, family: Family) -> None:
         module = family.optional("check")

@@ -70,11 +70,15 @@ class Predictor:
         """Return the model's microseconds for a launch, without the corpus."""
         return self._model.predict(point, config, Footprint.of(compiled)).total_us
 
+    def score_us(self, point: Point, config: Config, compiled: Compiled) -> float:
+        """Return the microseconds to choose by: the model's time, increased for rare values."""
+        return self._score(point, config, Footprint.of(compiled))
+
     def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:
         """Return the score as `median_us`, and the model's time in `detail`."""
         if not compiled.ok:
             return Measurement(compiled.status, detail=compiled.detail)
-        score = self._score(candidate.point, candidate.config, Footprint.of(compiled))
+        score = self.score_us(candidate.point, candidate.config, compiled)
         model = self.predict_us(candidate.point, candidate.config, compiled)
         return Measurement(
             Status.PREDICTED, median_us=score, detail=f"{model:.1f} us by the device model alone"
