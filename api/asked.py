@@ -235,7 +235,9 @@ def _serving(body: SubmitJob, engine: str, flags: Mapping[str, str]) -> Serving:
 
 
 def _target(body: SubmitJob, running: RunningServer | None) -> tuple[Target, str]:
-    """Return the target of a body, or the model that a server runs, and the model's name if any."""
+    """Return the target that a body names, or the model that a server runs, and the name of the
+    model if it has a name.
+    """
     if running:
         # A path is never opened, as the answer would tell a client which files this machine has.
         model = find_preset(running.model)

@@ -127,7 +127,9 @@ def too_many_wrong(error: TooManyWrong) -> HTTPException:
 
 
 def caller_of(key: ApiKey | None) -> Caller:
-    """Return a key's caller. Raises HTTPException 401 if it is unknown, revoked or expired."""
+    """Return the caller who has a key. Raises HTTPException 401 if it is unknown, revoked or
+    expired.
+    """
     if key is None:
         raise _unauthorized("this key is not known, or was revoked")
     if key.state(utc_now()) is not KeyState.VALID:
@@ -136,7 +138,9 @@ def caller_of(key: ApiKey | None) -> Caller:
 
 
 def caller_in(scope: Scope) -> Caller:
-    """Return the sender of a request. Raises HTTPException 401 for a form after a log-out."""
+    """Return the sender of a request. Raises HTTPException 401 for a form of a caller who is logged
+    out.
+    """
     if refused := scope["state"].get("refused"):
         raise refused
     caller: Caller = scope["state"]["caller"]

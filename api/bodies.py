@@ -1,4 +1,7 @@
-"""Read requests' bodies: in time, not too large, parsed once. Pages take forms, all else JSON."""
+"""Read the bodies of requests: in time, not too large, and parsed once.
+
+Bodies are plain JSON; pages take forms.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +157,8 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 
 def _parse_form(body: bytes) -> dict[str, str]:
-    """Return the fields of a form by name; values of one name with commas between.
+    """Return the fields of a form by name; if several share a name, their values with commas
+    between.
 
     A browser ends the lines of a text area with CR and LF. They end with LF here.
     """

@@ -221,7 +221,8 @@ def _link(name: str, path: Path) -> None:
 class KeyPolicy:
     """Which keys requests need, in a sentence.
 
-    If the user has a valid key, `key_name` is its name, and `key_file` its file, if it has one.
+    If the user has a valid key, `key_name` is its name, and `key_file` its file, if the key is in a
+    file.
     """
 
     words: str

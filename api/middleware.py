@@ -140,7 +140,10 @@ class Refused(Exception):
 
 
 def check_json(body: bytes) -> object:
-    """Return the value of a body. Raises Refused if it is no plain JSON, or cannot be stored."""
+    """Return the value of a body.
+
+    Raises Refused if it is not plain JSON, or a database cannot store it.
+    """
     try:
         value = json.loads(
             body.decode(),

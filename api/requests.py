@@ -135,12 +135,16 @@ class _SubmitJob(Strict):
         return [n for n, f in fields if n in sent and getattr(self, n) != f.default]
 
     def canonical(self) -> bytes:
-        """Return the body as JSON text that is equal for equal requests, however spelled."""
+        """Return the body as JSON text that is equal for equal requests, whatever their spelling
+        was.
+        """
         return json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()
 
 
 def _family_fields() -> dict[str, Any]:
-    """Return a submission's fields of families by name; the first family with a name defines it."""
+    """Return the families' fields of a submission, by name. The first family with a name defines
+    it.
+    """
     every = (option for family in reversed(families()) for option in family.options)
     return {option.name: body_field(option) for option in every}
 

@@ -342,7 +342,8 @@ def serve(
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen on all addresses of a host. Port 0: the system chooses.
+    """Return sockets that listen on all addresses of a host. With port 0, the system chooses the
+    port.
 
     Raises BadInput for a port that is taken, and for a host that is not this machine's.
     """

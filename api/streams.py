@@ -66,9 +66,11 @@ class Streams:
 
     @contextmanager
     def place(self, key: str, secret: str) -> Iterator[None]:
-        """Take a place for a stream. Raises HTTPException 429 above the key's number, or 503.
+        """Take a place for a stream. Raises HTTPException 429 above the key's number, 503 above
+        all.
 
-        `secret` is the hash of the key or session that its client sent, empty if none was needed.
+        `secret` is the hash of the key or session that its client sent, and empty if no key was
+        needed.
         """
         later = {"Retry-After": str(RETRY_S)}
         if self._by_key[key] >= self._most_per_key:

@@ -2,7 +2,8 @@
 
 On PostgreSQL, the queue asks the database for the time: `SELECT clock_timestamp()`. Here the
 database has a function of that name of its own, in a schema that comes before pg_catalog in its
-search_path. It adds what a table says to the time of day. So the queue's clock alone jumps.
+search_path. It adds what a table says to the time of day. So the queue's clock jumps, and nothing
+else's.
 """
 
 from __future__ import annotations

@@ -46,7 +46,10 @@ class ChildProcess:
         )
 
     def wait_until_ready(self, timeout_s: float) -> dict[str, Any]:
-        """Return the line that a started child sends. Raises TimeoutError or ChildDied."""
+        """Return the line that the child sends when it has started.
+
+        Raises TimeoutError or ChildDied.
+        """
         return self._read(timeout_s)
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:

@@ -93,7 +93,9 @@ def _check_structure(text: str) -> None:
 
 @cache
 def shipped_toml(package: str, name: str) -> dict[str, Any]:
-    """Return the values of a TOML file inside a package. All callers share them unchanged."""
+    """Return the values of a TOML file inside a package. All callers share them; nobody changes
+    them.
+    """
     return _loads(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
 
 

@@ -49,7 +49,8 @@ def read_target(target: str | bytes, name: str = "config.json") -> Target:
     """Read a target's text, or the bytes of a config.json, which messages call `name`.
 
     A text is a problem's, an engine's warning line, a preset's name, or the path of a config.json
-    or of its folder. Raises UnknownModel, MalformedCheckpoint, or BadProblem for an unknown kind.
+    or of its folder. Raises UnknownModel, MalformedCheckpoint, or BadProblem for a problem of an
+    unknown kind.
     """
     if isinstance(target, bytes):
         return Target(name, model=find_model(target, name))
@@ -202,7 +203,8 @@ def all_settings(
 def as_flags_say(serving: Serving, settings: Mapping[str, str]) -> Serving:
     """Add the server's flags to a model's way of serving.
 
-    Raises BadInput if the flags contradict it, or a flag changes problems in a way not read.
+    Raises BadInput if the flags contradict it, or if a flag changes problems in a way that is not
+    read.
     """
     said = read_flags(serving.engine, settings)
     if said.unread:
@@ -223,7 +225,9 @@ def as_flags_say(serving: Serving, settings: Mapping[str, str]) -> Serving:
 
 
 def only_problem(target: TuningTarget) -> Problem:
-    """Return a target's only problem. Raises BadInput, naming all, if it has more."""
+    """Return the problem of a target that is one job. Raises BadInput, which names all, if it has
+    more.
+    """
     if len(target.problems) > 1:
         specs = " and ".join(problem.spec() for problem in target.problems)
         raise BadInput(
@@ -278,7 +282,9 @@ def resolve_all(
 
 
 def why_left_out(family: Family, model: Model, serving: Serving) -> str:
-    """Say why a model has no problem of a family whose layers it may have; "" if it has one."""
+    """Say why a model has no problem of a family whose layers it may have; "" if it has
+    a problem.
+    """
     if not supports(serving.engine, family.name):
         return ""
     try:
@@ -291,7 +297,9 @@ def why_left_out(family: Family, model: Model, serving: Serving) -> str:
 
 
 def _not_served(architecture: str, serving: Serving) -> list[str]:
-    """Return a sentence if the engine's release on disk does not know the model's class."""
+    """Return a sentence if the engine's release, which is on disk, does not know the
+    model's class.
+    """
     version = serving.engine_version
     if not version or not architecture or names_model(serving.engine, version, architecture):
         return []
@@ -388,5 +396,7 @@ def refuse_options(
 
 
 def reader_of(text: str) -> Family | None:
-    """Return the family, if any, that can read an engine's log line or a file's name."""
+    """Return the family that can read the text, an engine's log line or a file's name,
+    if any can.
+    """
     return next((one for one in families() if one.module("models").reads(text)), None)

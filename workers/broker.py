@@ -113,7 +113,9 @@ class BrokerErrors(logging.Filter):
 
 
 def _errors_of(record: logging.LogRecord) -> Iterator[BaseException]:
-    """Yield the exceptions that a record was made with, and those that they come from."""
+    """Yield the exceptions that a record was made with, and the exceptions that they were raised
+    from.
+    """
     given = record.args if isinstance(record.args, tuple) else ()
     for error in (record.exc_info and record.exc_info[1], *given):
         while isinstance(error, BaseException):

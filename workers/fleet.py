@@ -123,7 +123,9 @@ def worker_name(number: int, gpu: LocalGpu | None) -> str:
 
 
 def _metrics_environ(settings: Settings, number: int) -> dict[str, str]:
-    """Return the variables for a member's metrics on loopback, at a port after the fleet's."""
+    """Return the variables that show a member's metrics on loopback, at a port after
+    the fleet's.
+    """
     if settings.metrics_port is None:
         return {}
     return {

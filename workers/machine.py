@@ -1,4 +1,6 @@
-"""Describe this machine as a worker: GPUs, from the driver's library, engines, and its row."""
+"""Describe this machine as a worker: its GPUs, from the driver's library, its engines,
+and its row.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ def _has_nvidia(root: Path) -> bool:
 
 
 def known_gpus(named: list[tuple[str, str]]) -> list[LocalGpu]:
-    """Return the GPUs of (uuid, name) pairs. Logs those not in the device table."""
+    """Return the GPUs of (uuid, name) pairs. Logs and leaves out GPUs that are not in the device
+    table.
+    """
     gpus = []
     for uuid, name in named:
         try:
@@ -173,7 +177,9 @@ def describe(gpu: LocalGpu | None, devices: Sequence[str] | None, name: str) -> 
 
 
 def engines_here() -> tuple[str, ...]:
-    """Return the engines on this machine, as `sglang==0.5.16`; `sglang`'s default first."""
+    """Return the engines on this machine, as `sglang==0.5.16`; the default of `sglang`
+    comes first.
+    """
     found: list[str] = []
     for name in engine_names():
         versions = {one.version for one in find_packages(name)}

@@ -94,7 +94,9 @@ def outcomes(summary: Mapping[str, Any], store: Database) -> list[Outcome]:
 
 
 def seen_now(summary: Mapping[str, Any] | None, store: Database) -> dict[str, Any]:
-    """Return a night's summary, with models' faster problems and the outcomes of its requests."""
+    """Return a night's summary, with each model's faster problems and the outcomes of
+    its requests.
+    """
     found = [one.as_json() for one in outcomes(summary or {}, store)]
     return {"summary": summary and with_faster(summary, found), "outcomes": found}
 
@@ -232,7 +234,9 @@ def headline(summary: Mapping[str, Any]) -> str:
 
 
 def errors_of(summary: Mapping[str, Any]) -> list[Mapping[str, str]]:
-    """Return the failures of a round: watches that give no job, and jobs not submitted."""
+    """Return the failures of a round: watches that no job can be made of, and jobs not
+    submitted.
+    """
     return [*summary.get("errors", ()), *summary.get("not_submitted", ())]
 
 

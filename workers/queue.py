@@ -38,7 +38,9 @@ def require_celery() -> None:
 
 
 def queue_name(device: str, priority: Priority, *, needs_gpu: bool) -> str:
-    """Return `tune.<DEVICE>` for workers with that GPU, else `compile.<DEVICE>`; or `.urgent`."""
+    """Return `tune.<DEVICE>` for workers with that GPU, `compile.<DEVICE>` for all; perhaps
+    `.urgent`.
+    """
     kind = "tune" if needs_gpu else "compile"
     return f"{kind}.{device}" + (".urgent" if priority is Priority.URGENT else "")
 

@@ -385,7 +385,9 @@ def model_name(text: str) -> str:
 
 
 def check_model(text: str) -> None:
-    """Raise UnknownModel or BadProblem for a text that names nothing to tune, however served."""
+    """Raise UnknownModel or BadProblem for a text that names nothing to tune in any way
+    of serving.
+    """
     if is_url(text):
         checked_url(text)
     elif find_family(text) is not None:

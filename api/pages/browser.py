@@ -118,7 +118,9 @@ def clear_session(response: Response, headers: Headers) -> None:
 
 
 def proof_of(session: str | None) -> str:
-    """Return the hidden field of a form. Other sites cannot read the session it is made of."""
+    """Return the hidden field of a form. Pages from elsewhere cannot read the session it is made
+    of.
+    """
     token = session or _NO_SESSION
     return hmac.new(token.encode(), b"form", hashlib.sha256).hexdigest()
 
@@ -176,7 +178,8 @@ class LoginLinks:
         return token
 
     def take(self, token: str, address: str) -> str | None:
-        """Return the name of a link's key, once; None if it was used, is too old or unknown.
+        """Return the name of a link's key, once; None if the link was used, is too old or is
+        unknown.
 
         Raises TooManyWrong for an address that tried many.
         """

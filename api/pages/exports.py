@@ -92,7 +92,9 @@ async def show_export(
 
 @dataclass(frozen=True)
 class Files:
-    """The files of an export: of this store's results, the engine's own, and missing problems."""
+    """The files of an export: with results of this store, the engine's own, and the missing
+    problems.
+    """
 
     made: Sequence[tuple[str, int]]  # names and bytes
     engine_s: Sequence[tuple[str, int]]

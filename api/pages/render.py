@@ -130,7 +130,9 @@ def as_time(value: datetime | str | None) -> datetime | None:
 
 
 def _time(value: datetime | str | None, to: str = "minutes") -> Markup:
-    """Return a time in UTC, to the minute or second. A script shows it in the reader's zone."""
+    """Return a time in UTC, to the minute or to the second. A script turns it into the reader's
+    zone.
+    """
     at = as_time(value)
     if at is None:
         return Markup('<span class="none">never</span>')

@@ -68,7 +68,8 @@ class Rounds:
     def _round(self, running: Sequence[RunningServer], load: Load, number: int) -> list[Speed]:
         """The speed of each server, the median of the repeats of a load.
 
-        The first round says how many repeats there are, so that servers in turn get as many.
+        The first round says how many repeats there are, so that servers that run in turn get as
+        many.
         """
         runs = [self._once(running, load, number, 0)]
         wanted = ceil(_LEAST_S / min(speed.total_s for speed in runs[0]))

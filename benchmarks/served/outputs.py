@@ -78,7 +78,10 @@ def outputs_text(check: Mapping[str, Any]) -> str:
 
 
 def answers_of(server: Server, port: int, timeout_s: float) -> Answers:
-    """Ask a server for greedy answers, each alone and all at once. Raises ServerUnavailable."""
+    """Ask a server for greedy answers, each prompt alone and all at once.
+
+    Raises ServerUnavailable.
+    """
     draw = random.Random(0)  # noqa: S311 (no secret)
     prompts = [draw.choices(range(100, 10_000), k=PROMPT_TOKENS) for _ in range(PROMPTS)]
 

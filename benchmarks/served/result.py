@@ -149,7 +149,10 @@ class ServedComparison:
 
     @property
     def proven(self) -> bool:
-        """Whether files were used, outputs stayed and nothing became slower, in enough rounds."""
+        """Whether the files were used, outputs stayed and nothing became slower.
+
+        Too few rounds prove nothing.
+        """
         slower = any(gain.verdict == "slower" for gain in self.gains)
         return not (slower or self.loading or self._too_few) and self.outputs.ok
 

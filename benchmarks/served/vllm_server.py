@@ -1,4 +1,7 @@
-"""Starts and asks vLLM's server. Source: entrypoints/openai of releases 0.10.2 to 0.33.0."""
+"""How vLLM's server is started and asked.
+
+Source: entrypoints/openai of releases 0.10.2 to 0.33.0.
+"""
 
 from __future__ import annotations
 

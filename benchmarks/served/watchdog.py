@@ -1,8 +1,9 @@
 """Runs a server for as long as its parent lives; `python -m benchmarks.served.watchdog COMMAND`.
 
 Its standard input is a pipe that the parent holds open. However the parent ends, the kernel closes
-the pipe, and the watchdog ends the server with every process that it started, in any process group
-or session. If the watchdog itself is killed, the kernel kills the server. Linux only.
+the pipe, and the watchdog ends the server with every process that it started, in whatever process
+group or session they are. If the watchdog itself is killed, the kernel kills the server. It needs
+Linux.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The commands for a service's operator: workers and the store. `keys` adds those of keys."""
+"""The commands for the operator of a service: workers and the store. `keys` adds the commands of
+keys.
+"""
 
 from __future__ import annotations
 

@@ -99,7 +99,9 @@ def command_of(of: typer.Typer, name: str) -> Callable[[Callable[P, R]], Callabl
 
 
 def guarded(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a command: a TunerError or a refused path prints one line and sets the exit code."""
+    """Wrap a command so that a TunerError, or a path that the system refuses, prints one line and
+    sets the exit code.
+    """
 
     @wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -110,7 +110,9 @@ def engine_of_files(paths: Sequence[Path]) -> str:
 
 
 def spelled_by(paths: Sequence[Path]) -> str:
-    """Return the engine that spells blocks as all these names do; empty if none is known."""
+    """Return the engine that spells blocks of quantisation as all these names do; empty if none is
+    known.
+    """
     from tuner.engines.logs.facts import facts_of_line
 
     found = {name for path in paths if (name := facts_of_line(path.name).get("engine"))}
@@ -240,7 +242,8 @@ def check_files(
 
     A file that is not `named` lies below a folder: if it is of no family, a message says so. If the
     kernels of a family among several cannot be read, its report says so and does not fit. Raises
-    MalformedConfigFile for a name of no family, and OptionsRefused for an option of models.
+    MalformedConfigFile for a name of no family, and OptionsRefused for an option that only applies
+    to models.
     """
     from tuner.families.check import not_among
 
@@ -315,7 +318,9 @@ class _Server:
 def _served(
     family: Family, device: Device, engine: Engine, model: TargetOptions, choice: FamilyChoice
 ) -> _Server:
-    """Return what the model's server asks for, and the kernels it runs. Raises as `resolve`."""
+    """Return the files that a server of the model asks for, and the kernels that it runs. Raises as
+    `resolve` does.
+    """
     from tuner.cli.problems import divided, resolve
     from tuner.engines.dispatch import engine_runs
 
@@ -343,7 +348,8 @@ def _claimant(name: str, engine: Engine, known: Sequence[Family]) -> Family | No
 def _by_family(
     paths: Sequence[Path], engine: Engine, known: Sequence[Family], named: Sequence[Path]
 ) -> tuple[dict[str, list[Path]], dict[Path, str]]:
-    """Return the files of each family, and the plugin's files, with why servers refuse them.
+    """Return the files of each family, and the files of the engine's plugin with why its servers
+    refuse them.
 
     A message names the files of no family. Raises MalformedConfigFile.
     """
@@ -367,7 +373,9 @@ def _by_family(
 
 
 def _refusals(paths: Sequence[Path], engine: Engine) -> dict[Path, str]:
-    """Return the plugin's files, each with why servers refuse it; "" if they take it."""
+    """Return the files of the engine's plugin, each with why its servers refuse it; "" if they take
+    it.
+    """
     from tuner.engines.engine import engine_triton, supports
     from tuner.export.delivery import delivery_of
 

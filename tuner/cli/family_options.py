@@ -131,7 +131,9 @@ class FamilyChoice:
 
 
 def with_family_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Replace a command's `choice: FamilyChoice` with --family and the options of all families."""
+    """Replace the parameter `choice: FamilyChoice` of a command with --family, and with all options
+    of all families.
+    """
     return _with_options(command, _by_name(o for family in families() for o in family.options))
 
 

@@ -147,7 +147,8 @@ def planned(
 ) -> ModelPlan:
     """Plan problems by the results of the local store.
 
-    `unread` also plans to tune problems for which servers read no file. `notes` are the model's.
+    `unread` also plans to tune problems for which servers read no file. `notes` are the notes on
+    the model.
     """
     from tuner.store.plans import stored_plan
     from tuner.store.workers import Estimates

@@ -1,4 +1,7 @@
-"""Turn a command line's targets and options into problems. Late imports keep --help quick."""
+"""Turn the targets and options of a command line into problems.
+
+Imports are late, so that --help is quick.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ class TargetOptions:
 
 
 def resolve(asked: TargetOptions, choice: FamilyChoice) -> TuningTarget:
-    """Return a command line's problems. Raises as `resolve_target`, and BadInput for a log."""
+    """Return the problems that a command line names.
+
+    Raises as `resolve_target` does, and BadInput for a log.
+    """
     from tuner.targets import resolve_target
 
     if asked.target.found is None:
@@ -90,7 +96,8 @@ def asked_model(
 def _of_log(asked: TargetOptions, choice: FamilyChoice) -> list[TuningTarget]:
     """Return the problems of the missing files of a log. An unknown file does not end the others.
 
-    Raises BadInput for a log that names no missing file, else the first error if none is known.
+    Raises BadInput for a log that names no missing file, and the first error if no problem is
+    known.
     """
     from tuner.diagnose import Hints
     from tuner.diagnose.missing import missing_files

@@ -94,7 +94,9 @@ def _next_line(requests: Sequence[Request], cluster: Path | None) -> str:
 
 
 def opened(request: Request, workbench: Workbench) -> tuple[PreparedRun, TimeSource]:
-    """Prepare a run and open its source of times. A GPU's process and first compiles start."""
+    """Prepare a request's run and open its source of times. A GPU's process starts, and so do first
+    compiles.
+    """
     from tuner.tuning.request import prepare
     from tuner.tuning.run import GpuTimes, open_source
 

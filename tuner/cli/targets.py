@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CommandTarget:
-    """A command's target, read once: a problem, an engine's line, a model, a server or a log."""
+    """A target of a command line, read once: a problem, an engine's line, a model, a running server
+    or a log.
+    """
 
     text: str
     found: Target | None  # None: a log

@@ -1,4 +1,6 @@
-"""Read the sections of a 64-bit little-endian ELF file, both vendors' format of machine code."""
+"""Read the sections of a 64-bit little-endian ELF file, the format of both vendors'
+machine code.
+"""
 
 from __future__ import annotations
 

@@ -182,7 +182,10 @@ class Farm:
         self._start_threads()
 
     def _put(self, key: str, job: CompileJob, rank: int, *, ahead: bool = False) -> None:
-        """Queue a job. `ahead`: it was queued as last; do nothing if it has begun."""
+        """Queue a job.
+
+        `ahead`: it was queued to come last; do nothing if a thread has begun it.
+        """
         with self._lock:
             if ahead and key not in self._open:
                 return
@@ -190,7 +193,8 @@ class Farm:
             self._jobs.put((rank, next(self._number), (key, job)))
 
     def poll(self, wait: bool) -> list[tuple[CompileJob, Compiled]]:
-        """Return the results since the last call; with `wait`, at least one if any is pending.
+        """Return the results since the last call; with `wait`, at least one result if any is
+        pending.
 
         Raises CompilerUnavailable, in this and every later call, once nothing can be compiled: the
         compile processes do not start or are broken, or the cache folder cannot be written.

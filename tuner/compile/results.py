@@ -48,7 +48,8 @@ class ResultCache:
     """A small JSON file per result.
 
     Several processes may use it at once, also on several hosts that have the folder at the same
-    path. Callers keep only results that would come out the same again: no timeouts or dead workers.
+    path. Callers keep only results that would come out the same again: no timeouts, no dead
+    workers.
     """
 
     def __init__(self, folder: Path) -> None:

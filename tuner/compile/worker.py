@@ -41,7 +41,8 @@ def main() -> None:
 def _yield_to_others() -> None:
     """Let the processes that measure on GPUs have a core each.
 
-    On two H200s, whose compile processes share 32 cores, checks took 1.5 times as long as on one.
+    On two H200s, whose compile processes share 32 cores, checks took half as long again as on a
+    single H200.
     """
     os.nice(_NICENESS)
     with contextlib.suppress(OSError):  # a kernel that does not group processes by sessions
@@ -52,7 +53,8 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
     """Return the compiler's verdict on a kernel, or why there is none.
 
     "unusable" is a fault of this machine. "broken" is a fault of this program, or of a source that
-    does not even load. Every other kernel would meet it too, so neither says anything of it.
+    does not even load. Every other kernel would meet it too, so neither says anything about this
+    kernel.
     """
     start = time.perf_counter()
     try:

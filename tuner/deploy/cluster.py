@@ -108,14 +108,18 @@ class Cluster:
 
     @property
     def ray_is_there(self) -> bool:
-        """Say whether images of the release have Ray. Without a release, the newest counts."""
+        """Say whether images of the engine's release have Ray. Without a release, the newest
+        counts.
+        """
         name, release = self.engine.name, self.engine.release
         numbers = tuple(map(int, release.split(".")[:2])) if release else RAY_UNTIL_NUMBERS
         return name == "vllm" and numbers < RAY_UNTIL_NUMBERS
 
     @property
     def starts_ray(self) -> bool:
-        """Say whether Ray starts the ranks: for vLLM on several nodes, if there or asked for."""
+        """Say whether Ray starts the ranks: of vLLM on several nodes, if Ray is there or asked
+        for.
+        """
         flags = self.engine.flags
         asked = "--distributed-executor-backend=ray" in flags or any(
             pair == ("--distributed-executor-backend", "ray")
@@ -125,7 +129,9 @@ class Cluster:
         return several and bool(asked or self.engine.ray_flags or self.ray_is_there)
 
     def in_container(self) -> Cluster:
-        """Return the cluster as a container sees it: the model's folder may lie elsewhere."""
+        """Return the cluster as a container sees it: the model's folder may have another path
+        there.
+        """
         return replace(self, model=replace(self.model, path=self.model.container_path))
 
     def expected(self, gpu: str = "", configs: str = "") -> Expected:
@@ -366,7 +372,9 @@ def _rdma(table: Table) -> tuple[str, ...] | None:
 
 
 def _check_ranks(cluster: Cluster) -> None:
-    """Check that tp * pp uses every GPU, or tp * pp * dp if dp replicas divide the GPUs."""
+    """Check that tp * pp uses every GPU, or tp * pp * dp if the GPUs are divided among dp
+    replicas.
+    """
     tp, dp, pp = cluster.parallel.tp, cluster.parallel.dp, cluster.parallel.pp
     gpus, uneven = divmod(cluster.gpus, pp)
     if uneven:

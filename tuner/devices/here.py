@@ -58,7 +58,9 @@ def visible_gpus() -> tuple[str, ...] | None:
 
 
 def is_visible(number: int, uuid: str, visible: tuple[str, ...] | None) -> bool:
-    """Say whether `visible_gpus` has a GPU of number and uuid. CUDA takes a uuid's beginning."""
+    """Say whether `visible_gpus` has the GPU of a number and a uuid. CUDA takes a
+    uuid's beginning.
+    """
     if visible is None or str(number) in visible:
         return True
     return any(uuid.startswith(name) for name in visible if name.startswith("GPU-"))
@@ -86,7 +88,9 @@ def gpu_to_measure_on(number: int | None) -> str:
 
 
 def gpu_of_kind(card: Device) -> str | None:
-    """Return nvidia-smi's number of the first GPU of that kind that may be used, if any."""
+    """Return nvidia-smi's number of the first GPU of that kind that may be used; None: there is
+    none.
+    """
     visible, uuids = visible_gpus(), dict(enumerate(asked_here("uuid")))
     for number, name in enumerate(asked_here("name")):
         with suppress(UnknownDevice):

@@ -29,7 +29,9 @@ _NOT = re.compile(  # behind a number that is no GPU's, or the number of another
 
 
 def cards_in(line: str) -> Iterator[str]:
-    """Yield the names of GPUs in a line, as it spells them, of any maker."""
+    """Yield the names of GPUs in a line, as it spells them, also of other makers than NVIDIA and
+    AMD.
+    """
     if other := other_maker(line):
         yield other[0]
     words = list(_WORD.finditer(line))

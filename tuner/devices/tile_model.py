@@ -21,7 +21,8 @@ cores: a tile of fewer than 64 rows (columns, if sglang swaps the operands) fall
 on Hopper and Blackwell, which converts fp8 to fp16 and reaches a share of the peak. Shared memory:
 a tile is written once, and read as often as warps read it. Instruction issue: each warp pays for
 the loop, for every 16 bytes that it copies, and for every accumulator that is scaled or converted
-in a step. L2: the rows that are not padding, and the weights' tile. Spills go through L1.
+in a step. L2: the rows that are not padding, and the weights' tile. Spills go through L1 in each
+step.
 
 DRAM: the weights of the touched experts, the activations and the output, by the bandwidth. If more
 than the L2 holds passes before they are used again, they are read again. A row of a weight tile

@@ -60,7 +60,9 @@ def topology(finding: LogFinding, context: Context) -> ComputedAnswer:
 
 
 def rdma_ports(finding: LogFinding, context: Context) -> ComputedAnswer:
-    """Say which ports are down, and the value of NCCL_IB_HCA that follows from the others."""
+    """Say which ports are down, and the value of NCCL_IB_HCA that follows from the ports that are
+    up.
+    """
     text = finding.around
     devices = parse_ibv_devinfo(text) or parse_ibstat(text) or parse_rdma_link(text)
     node = Node(_NODE, ports=parse_ibdev2netdev(text), devices=devices)

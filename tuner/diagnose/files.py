@@ -105,7 +105,9 @@ def _readers(path: str, name: str, family: Family) -> list[str]:
 
 
 def _asked_instead(name: str, family: Family, file: str, context: Context) -> Iterator[str]:
-    """Yield the files that the text's server asks for instead, if it tells model, ranks and GPU."""
+    """Yield the files that the text's server asks for instead, if the text tells model, ranks and
+    GPU.
+    """
     engine, device = context.engine(name), context.device(facts_of_line(file).get("device"))
     unsure = context.facts.get("quantization") or int(context.facts.get("dp") or 0) > 1
     if unsure or not (engine and device and context.target() and context.tp):
@@ -196,7 +198,9 @@ def _of_any(
 def _what_runs(
     file: MissingFile, problems: Sequence[Problem], device: Device, context: Context
 ) -> tuple[Mapping[str, str], list[str]]:
-    """Return settings that the search for a file shows, and sentences on the server's kernel."""
+    """Return settings that the search for a file shows, and sentences on the kernel that the server
+    runs.
+    """
     engine, version = file.engine, context.version(file.engine)
     flags = of_model(context.facts.settings, context.target())
     seen = seen_to_run(engine, version, problems, device, flags) if file.searched else NOTHING

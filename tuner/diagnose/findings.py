@@ -39,7 +39,9 @@ class LogFinding:
 
 @dataclass
 class Findings:
-    """Collect the findings of a scan; a message of many lines and ranks is one finding."""
+    """Collect the findings of a scan; the same message of many lines and ranks is a single
+    finding.
+    """
 
     known: dict[tuple[str, ...], LogFinding] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)

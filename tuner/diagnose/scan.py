@@ -160,7 +160,9 @@ class _Scan:
 
 
 def _starts(lines: Sequence[bytes]) -> list[int]:
-    """List each line's start in the joined text; an empty line starts as the next one does."""
+    """List the start of each line in the joined text; an empty line starts where the next line
+    starts.
+    """
     found, at = [], 0
     for line in lines:
         found.append(at)

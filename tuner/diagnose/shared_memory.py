@@ -1,4 +1,6 @@
-"""Answer a Triton kernel that needs too much shared memory: its owner, and constants that fit."""
+"""Answer a Triton kernel that needs too much shared memory: name its owner, and constants that
+fit.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +142,9 @@ def _elsewhere(
 
 
 def _of_nothing(finding: LogFinding, context: Context, details: dict[str, Any]) -> ComputedAnswer:
-    """Answer if nothing names the kernel: list the model's kernels, and ask for missing facts."""
+    """Answer if nothing names the kernel: list the model's kernels, and ask for the missing
+    facts.
+    """
     cause = "The traceback is cut, or not there: nothing shows which kernel it was."
     if finding.frames:
         cause = "The traceback is cut: it shows only triton's own frames, and not the kernel."
@@ -214,7 +218,9 @@ def _families_to_check(found: Sequence[Family], context: Context) -> list[str]:
 
 
 def _compiled(among: Sequence[Family], required: int, context: Context) -> Needs | None:
-    """Return what the server's GPU needs for these kernels, as compiled; None if unknown."""
+    """Compile these kernels for the server's GPU, and return their needs; None if facts or the
+    release are missing.
+    """
     name, device = context.engine_name(), context.device()
     model = context.target()
     engine = context.engine(name) if name and context.version(name) else None
@@ -239,7 +245,8 @@ def _by_bytes(
 
 
 def _tune_steps(found: Sequence[Family], context: Context, *, own: bool = True) -> list[str]:
-    """Return the commands that compile a model's kernels for the server's GPU, or what is missing.
+    """Return the commands that compile a model's kernels for the server's GPU; else the missing
+    facts.
 
     `own`: the checkpoint is as the preset of its name.
     """

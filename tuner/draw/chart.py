@@ -89,7 +89,9 @@ def draw_chart(chart: Chart) -> Drawing:
 
 
 def _legend(chart: Chart, top: float) -> tuple[list[Shape], float]:
-    """Return the names of lines (if several) and of glyphs, in rows, and the y below."""
+    """Return the names of lines, if there are several, and of glyphs, in rows; and the y below
+    them.
+    """
     items: list[tuple[str, list[Shape]]] = []
     for one in chart.series if len(chart.series) > 1 else ():
         sample: list[Shape] = [Line(((0, 0), (20, 0)), one.colour, 2, one.dashed)]
@@ -188,7 +190,10 @@ def _x_axis(chart: Chart, x: LogScale, bottom: float) -> list[Shape]:
 def _apart(
     values: Iterable[float], x: LogScale, names: Mapping[float, str], size: float, gap: float
 ) -> dict[float, float]:
-    """Return values whose texts touch no earlier text, with the texts' middles, in the picture."""
+    """Return the values whose texts do not touch earlier texts, with the middles of their texts.
+
+    No text leaves the picture.
+    """
     kept: dict[float, float] = {}
     wide = {value: text_width(words, size) for value, words in names.items()}
     for value in values:

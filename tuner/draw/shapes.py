@@ -193,9 +193,11 @@ _FONT = "system-ui, -apple-system, Segoe UI, DejaVu Sans, sans-serif"
 
 
 def svg_text(drawing: Drawing, *, inline: bool = False) -> str:
-    """Return the SVG document. With `inline` it is part of a page that has its colours' rules.
+    """Return the SVG document. With `inline` it is part of a page that has the rules of its
+    colours.
 
-    Colours are attributes of the light picture, which programs without styles draw.
+    Colours are attributes of the light picture, so that a program without styles draws the light
+    picture.
     """
     body = "\n".join(_shape(shape) for shape in drawing.shapes)
     wide, high = f"{drawing.width:.0f}", f"{drawing.height:.0f}"
@@ -215,7 +217,9 @@ def colour_style() -> str:
 
 
 def scheme_style() -> str:
-    """Return the rules that colour shapes by a page's `color-scheme`, which it may let choose."""
+    """Return the rules that colour shapes by the page's `color-scheme`, which the page may let
+    choose.
+    """
     return _rules(
         {
             name: f"light-dark({colour.value[0]},{colour.value[1]})"

@@ -33,7 +33,9 @@ _UNTYPED_BLOCKS = re.compile(r"E=\d+,N=\d+,device_name=[^,]+,block_shape=\[[^\]]
 
 
 def misnamed(name: str) -> str:
-    """Say why no engine asks for a file of this name, if it lacks a part; "" if it lacks none."""
+    """Say why no engine asks for a file of this name, if the name lacks a part; "" if it lacks
+    none.
+    """
     if not _UNTYPED_BLOCKS.fullmatch(name):
         return ""
     return (
@@ -76,7 +78,10 @@ class _Object(list[tuple[str, object]]):
 
 
 def read_config_file(path: Path, fields: EntryFields = TILES) -> ConfigFile:
-    """Read a user's file strictly. Raises MalformedConfigFile if an engine would stumble."""
+    """Read a user's file strictly.
+
+    Raises MalformedConfigFile for anything an engine would stumble over at launch.
+    """
     file = read_lenient(path, fields)
     if file.oddities:
         raise MalformedConfigFile(f"{path}: {file.oddities[0]}")
@@ -126,7 +131,10 @@ def read_any_fields(path: Path, fields: EntryFields) -> ConfigFile:
 
 
 def parse_entry(key: str, row: object, fields: EntryFields = TILES) -> tuple[int, Config]:
-    """Read a JSON entry strictly as (batch size, configuration). Raises MalformedConfigFile."""
+    """Read an entry of parsed JSON strictly: return (batch size, configuration).
+
+    Raises MalformedConfigFile, which names the key.
+    """
     size = _batch_size(key)
     pairs = _Object(row.items()) if isinstance(row, dict) else row
     values = {} if row is None and fields.null else _whole_values(key, pairs, fields)
@@ -142,7 +150,9 @@ def config_file_text(entries: Mapping[int, Config], fields: EntryFields = TILES)
 
 
 def entry_json(config: Config, fields: EntryFields = TILES) -> dict[str, int | bool] | None:
-    """Return an entry as engines write; None for an empty configuration if files may have null."""
+    """Return an entry as engines write it; None for an empty configuration if a file
+    may have null.
+    """
     if fields.null and not config:
         return None
     known = fields.names

@@ -132,7 +132,9 @@ class DispatchTable:
     looked_for: Mapping[str, str] = field(default_factory=dict)  # by problem, the first release
 
     def looks_late(self, release: str, problem: Problem) -> bool:
-        """Say whether a release looks for a file only as it launches Triton's kernel."""
+        """Say whether a release looks for the problem's file only as it launches
+        Triton's kernel.
+        """
         since = self.looked_for.get(problem.family)
         return since is not None and release_of(since) <= release_of(release)
 
@@ -145,7 +147,9 @@ class DispatchTable:
         return frozenset({*self.defaults, *asked} - {ARCHITECTURE, CHECKPOINT})
 
     def names_for(self, problem: Problem) -> frozenset[str]:
-        """Return the settings that the rules for a kind of problem ask for, and the model's."""
+        """Return the settings that the rules for a kind of problem ask for, with the model's
+        settings.
+        """
         rules = [rule for rule in self.rules if problem.family in rule.problems]
         facts = [self.unknown[rule.unknown] for rule in rules if rule.unknown]
         asked = {name for rule in rules for name in (*rule.flags, *rule.to_triton)}
@@ -229,7 +233,9 @@ class Asked:
 
     @property
     def refusal(self) -> Refusal | None:
-        """Return the flags for Triton with which the release does not start for a class."""
+        """Return the flags for Triton with which the release does not start for the
+        model's class.
+        """
         architecture = self.given.get(ARCHITECTURE, "")
         holding = (
             one
@@ -240,7 +246,9 @@ class Asked:
 
     @property
     def notes(self) -> list[str]:
-        """Return the rules' notes, and words if rules of checkpoints may hold, too."""
+        """Return the rules' notes, and words if rules of checkpoints may hold for an
+        unknown model.
+        """
         notes = list(dict.fromkeys(rule.note for rule in self.rules if rule.note))
         if self.given.keys() & {ARCHITECTURE, CHECKPOINT}:
             return notes

@@ -1,4 +1,7 @@
-"""List the engines, and find them and their Triton on disk, without running their code."""
+"""List the engines, find them on disk, and find the Triton that each runs.
+
+Nothing here imports an engine or executes its code.
+"""
 
 from __future__ import annotations
 
@@ -271,7 +274,10 @@ def triton_for(engine: Engine) -> TritonRelease:
 
 
 def installed_triton() -> str:
-    """Return the installed triton's version, without an import. Raises CompilerUnavailable."""
+    """Return the version of the installed triton, found without importing it.
+
+    Raises CompilerUnavailable if triton is not installed.
+    """
     spec = find_spec("triton")
     if spec is None or spec.origin is None:
         raise CompilerUnavailable("triton is not installed: pip install 'engine-tuner[compile]'")

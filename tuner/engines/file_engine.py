@@ -111,7 +111,10 @@ class FileEngine(ABC, Generic[K, L]):
         return True
 
     def shipped(self, vendor: str = "NVIDIA") -> Iterator[ShippedFile[K]]:
-        """Yield the family's files that the engine ships for a vendor's GPUs, by path; "": all."""
+        """Yield the files that the engine ships for a vendor's GPUs, by path; "" for all vendors.
+
+        Files of other kernels are skipped.
+        """
         for path in sorted(self.configs.glob(self.pattern)):
             if self.claims(path.name):
                 key = self.read_file_name(path.name)
@@ -172,7 +175,9 @@ class PointwiseFiles(FileEngine[K, L], Generic[P, K, L]):
         )
 
     def entries(self, problem: P, device: Device, root: Path | None = None) -> Mapping[int, Config]:
-        """Return the entries the loader reads for a problem, by `file_key`; none without a file."""
+        """Return the entries that the loader reads for a problem, by `file_key`; none without a
+        file.
+        """
         path = self.find_file(root, problem, device)
         if path is None:
             return {}
@@ -193,7 +198,9 @@ class PointwiseFiles(FileEngine[K, L], Generic[P, K, L]):
 
 
 def file_in(root: Path | None, folders: Iterable[Path], name: str) -> Path | None:
-    """Return the first file of that name in the folders; without a `root`, the first shipped."""
+    """Return the first file of that name in the folders; without a `root`, the first
+    shipped file.
+    """
     paths = (folder / name for folder in folders)
     found = (shipped_at(path) if root is None else path for path in paths)
     return next((path for path in found if path and path.exists()), None)

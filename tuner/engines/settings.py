@@ -153,7 +153,9 @@ def with_flags(server: ServerSettings) -> str:
 
 @dataclass(frozen=True)
 class ServingFlags:
-    """What flags change in a model's problems, with the fields of `models.serving.Serving`."""
+    """The changes that flags make to a model's problems, with the fields of
+    `models.serving.Serving`.
+    """
 
     dtype: Dtype | None = None  # None: the checkpoint's own
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -217,7 +219,9 @@ def config_folder_since(engine: str) -> str:
 
 
 def unfusing_flag(engine: str) -> str:
-    """Return the flag that keeps shared experts apart from routed experts; "" if none exists."""
+    """Return the flag that keeps shared experts apart from the routed experts; "" if
+    none exists.
+    """
     found: str = _module(engine).UNFUSING_FLAG
     return found
 
@@ -235,7 +239,8 @@ def _module(engine: str) -> ModuleType:
 def config_variables(engine: str, root: Path) -> tuple[str, ...]:
     """Return the names of the variables to set to `root`, for the files in the folder.
 
-    A variable whose files are missing is left out, as sglang stops at folders without `configs/`.
+    A variable whose files are missing is left out, because sglang stops at a folder without
+    `configs/`.
     """
     return tuple(name for name, glob in config_folders(engine).items() if any(root.glob(glob)))
 

@@ -151,7 +151,9 @@ def _gain(rows: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def _without_us(row: Mapping[str, Any]) -> float | None:
-    """Return the time of what servers run without this program, else of the engine's choice."""
+    """Return the time of the servers' kernel without this program, else of the engine's
+    configuration.
+    """
     incumbents = row.get("incumbents", {})
     for name in (row.get("without_us"), *OWN):
         if name in incumbents and (us := _time(incumbents[name].get("median_us"))):

@@ -72,7 +72,9 @@ class RuntimeFacts:
 
     @cached_property
     def kernels(self) -> tuple[Collection[str], str]:
-        """Return the hashes, and why there are none. Computed once: it takes 30 ms."""
+        """Return the hashes, and why there are none. Computed once, since it takes a server 30
+        ms.
+        """
         try:
             return self.kernel_hashes(), ""
         except Exception as error:  # sources that nobody has seen
@@ -121,7 +123,9 @@ class FileCheck(Generic[F]):
 def check_with(
     path: Path, read: Callable[[Path], F], facts: RuntimeFacts, refusal: Callable[[F], str]
 ) -> FileCheck[F]:
-    """Read a file and compare it with the facts about this server. `refusal`: other reasons."""
+    """Read a file and compare it with the facts about this server. `refusal`: other reasons against
+    the file.
+    """
     try:
         file = read(path)
     except MalformedConfigFile as error:

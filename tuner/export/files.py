@@ -101,7 +101,9 @@ def write_all(root: Path, files: Mapping[Path, bytes]) -> None:
 
 
 def _create(root: Path, files: Mapping[Path, bytes]) -> bool:
-    """Make a folder beside its place, and move it there. Return whether the place was free."""
+    """Make a folder with its files beside its place, and move it there. Return whether its place
+    was still free.
+    """
     stage = root.with_name(f".{root.name}.{secrets.token_hex(4)}.part")
     try:
         stage.mkdir()

@@ -150,7 +150,9 @@ class ModelPlan:
         return f"{len(wanted)} of {len(self.problems)} problems to tune{takes}{ready}"
 
     def as_text(self) -> str:
-        """Return the summary, a table, and a line for each answer of the engine's rules."""
+        """Return the summary, a table, and a line for each distinct answer of the engine's
+        rules.
+        """
         headers = ("problem", "runs", "reads", "file", "gain", "GPU")
         rows = [
             (
@@ -319,7 +321,9 @@ def _stale(winners: Sequence[Winner]) -> str:
 
 
 def _known_gain(entries: Sequence[Entry]) -> tuple[float | None, Status | None]:
-    """Return the geometric mean of gains over the server's own choice, of measured ones if any."""
+    """Return the geometric mean of stored gains over the server's own choice, of measured gains
+    if there are any.
+    """
     told = [entry for entry in entries if reference(entry).without_us]
     for status in (Status.OK, Status.PREDICTED):
         if found := gains(entry for entry in told if entry.status is status):

@@ -52,7 +52,8 @@ def select(
     """Return the winners of a device and an engine for the wanted problems.
 
     A problem without winners stands for all stored problems that its family calls alike. Raises
-    ExportRefused if no stored problem matches, and names the nearest if a user `typed` the first.
+    ExportRefused if no stored problem matches, and names the nearest problem if a user `typed` the
+    first problem.
     """
     chosen = winners_of(winners, wanted)
     if not chosen:
@@ -98,7 +99,8 @@ def stored_for(wanted: Iterable[Problem], stored: Collection[Problem]) -> set[Pr
 
 
 def with_shipped(winners: Sequence[Winner]) -> list[Winner]:
-    """Return the winners; predicted entries equal to the engine's shipped entry are INCUMBENT.
+    """Return the winners, with a predicted entry that equals the engine's shipped entry marked as
+    INCUMBENT.
 
     The engine's makers measured such an entry, and nothing was predicted to replace it.
     """
@@ -159,7 +161,9 @@ def _unpredicted(winner: Winner) -> Winner | None:
 
 
 def as_it_runs(winner: Winner, reason: str, own: Incumbent | None = None) -> Winner:
-    """Return the winner with what servers run without this program: `own`, or what is known."""
+    """Return the winner with the configuration that servers run without this program: `own`, or the
+    known configuration.
+    """
     own = own or reference(winner.entry).incumbent
     assert own is not None
     entry = replace(
@@ -176,7 +180,9 @@ def as_it_runs(winner: Winner, reason: str, own: Incumbent | None = None) -> Win
 def wholly_named(
     named: Iterable[Problem], stored: Collection[Problem], left_out: Collection[Problem]
 ) -> set[Problem]:
-    """Return all problems that one of `named` stands for, if all are left out; else nothing."""
+    """Return all problems that one of `named` stands for, if all of them are left out; else
+    nothing.
+    """
     meant = (stored_for([problem], stored) for problem in named)
     return next((some for some in meant if some and some <= set(left_out)), set())
 

@@ -1,4 +1,6 @@
-"""Find the kernel that servers run, by rules and by the servers that winners were tuned for."""
+"""Find the kernel that servers run, by the rules and by the state of servers when winners were
+tuned.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def _served(flags: Mapping[str, str], winners: Sequence[Winner]) -> dict[str, st
 
 
 def _own(winners: Sequence[Winner]) -> dict[str, str]:
-    """Return the settings of the servers the newest winners were found for; empty: unknown."""
+    """Return the settings of the servers that the newest winners were found for; empty: not
+    known.
+    """
     known = [winner for winner in winners if winner.entry.server]
     newest = max(known, key=lambda winner: winner.published_at, default=None)
     return settings_kept(newest.entry.server) if newest else {}
@@ -37,7 +41,8 @@ def running(
     engine: tuple[str, str],
     flags: Mapping[str, str],
 ) -> tuple[Runs | None, Kernel | None, dict[str, str]]:
-    """Return the servers' kernels by the rules, which of these runs, and the settings.
+    """Return the servers' kernels by the rules, which of these kernels runs, and the servers'
+    settings.
 
     None: not known. The settings have the flags without which servers would not start.
     """

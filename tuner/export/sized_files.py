@@ -161,7 +161,9 @@ def _built(
 
 
 def _is_measured(row: Mapping[str, Any]) -> bool:
-    """Say whether a row was measured, or the engine's because that was measured as faster."""
+    """Say whether a row was measured, or is the engine's because its entry was measured as
+    faster.
+    """
     if row["status"] == Status.INCUMBENT.value:
         return any(one["status"] == Status.OK.value for one in row["incumbents"].values())
     return bool(row["status"] == Status.OK.value)
@@ -177,7 +179,8 @@ def _measured_earlier(
     """Return the measured rows of an existing sidecar for the newest kernels; empty if the sidecar
     is not ours.
 
-    Raises ExportRefused if the file is of another problem or another card that read it too.
+    Raises ExportRefused if the file is of another problem or another card, whose servers read it
+    too.
     """
     provenance = read_sidecar(path, sidecar) or {}
     now = _of_kernels(newest.environment)

@@ -1,4 +1,5 @@
-"""Check whether the kernels that an engine launches compile and fit on a device, for any family.
+"""Check whether the kernels that an engine would launch compile and fit on a device, for any
+family.
 
 A family's module `check` groups the entries to compile: entries of config files, or entries that
 the engine runs for problems. The module derives a class from `Check`, which says how entries are
@@ -199,7 +200,9 @@ class Check(Generic[E]):
         return f"{len(self.entries)} entries on {self.device.name}: {verdict}"
 
     def counted(self, bad: str, good: str) -> str:
-        """Count the entries that do not fit, in these words, and those that were not checked."""
+        """Count the entries that do not fit, in these words, and the entries that were not
+        checked.
+        """
         lost = sum(entry.lost for entry in self.entries)
         counts = {bad: sum(not entry.fits for entry in self.entries) - lost, "not checked": lost}
         return ", ".join(f"{n} {words}" for words, n in counts.items() if n) or good
@@ -230,7 +233,9 @@ def check_groups(
     notes: Sequence[str] = (),
     flags: Mapping[str, str] = NO_FLAGS,
 ) -> C:
-    """Compile every entry with the Triton that the engine runs. `flags` are the server's."""
+    """Compile every entry with the Triton that the engine runs, and report. `flags` are the
+    server's.
+    """
     with Farm(triton=triton_for(engine)) as farm:
         entries = compile_groups(farm, groups, device)
     warnings = {group.name: group.warning for group in groups if group.warning}

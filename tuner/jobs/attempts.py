@@ -134,7 +134,9 @@ class Stopwatch:
         return Exceeded(f"the lease of {self._held.owner} expired")
 
     def overdue(self, limits: AttemptLimits) -> Exceeded | None:
-        """Return the exceeded limit if a job makes no progress, or goes on, for too long."""
+        """Return the exceeded limit if the job made no progress for too long, or goes on for too
+        long.
+        """
         phase = self._held.phase
         if self._in_phase_s > limits.of(phase):
             what = {

@@ -68,7 +68,10 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A request to tune, in JSON's values. Raises BadInput for what no worker could run."""
+    """A request to tune, in values that travel as JSON.
+
+    Raises BadInput for a value that no worker could run.
+    """
 
     problem: Problem
     device: str  # the device table's name
@@ -116,7 +119,9 @@ class JobRequest:
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def to_run(self, source: Source, *, carry_over: bool) -> Request:
-        """Return the request as this machine runs it. Raises UnknownEngine if none is here."""
+        """Return the request as this machine runs it. Raises UnknownEngine if the engine is not
+        here.
+        """
         return Request(
             problem=self.problem,
             device=find_device(self.device),

@@ -53,7 +53,9 @@ class WorkerInfo:
     packages: Mapping[str, str]  # name -> version: triton, torch, engine-tuner
 
     def filters(self) -> list[JobFilter]:
-        """Return the jobs that it takes: first those that measure on its GPU, then all others."""
+        """Return the jobs that it takes: first the jobs that measure on its GPU, then
+        all others.
+        """
         names = {_parts(engine)[0] for engine in self.engines}
         engines = (*self.engines, *sorted(names))
         others = JobFilter(needs_gpu=False, devices=self.devices, engines=engines)

@@ -205,7 +205,10 @@ def _runtime_type(argument: Argument) -> str:
 
 
 class FamilyKernels(ABC):
-    """An engine's kernels of a family, lifted as one text. All may raise UnsupportedKernel."""
+    """An engine's kernels of a family, lifted as one text.
+
+    All methods may raise UnsupportedKernel.
+    """
 
     lifted: Lifted
 

@@ -26,7 +26,8 @@ _Definition = ast.FunctionDef | ast.Assign
 
 
 class Definitions:
-    """The functions of a source file, and the definitions they use in its other files.
+    """The functions of a source file, and the definitions that they use in the engine's other
+    files.
 
     `known` has stand-ins for names in all of these files. A jitted function becomes a stand-in too:
     `record` takes its launches, to each of which `chosen` is added.
@@ -263,7 +264,9 @@ def _free_names(node: _Definition | ast.expr) -> list[str]:
 
 @contextlib.contextmanager
 def unsupported_if_it_fails(what: str) -> Iterator[None]:
-    """Turn any error of an engine's code into UnsupportedKernel, naming `what` and the reason."""
+    """Turn any error of an engine's code into UnsupportedKernel, which names `what` and
+    the reason.
+    """
     try:
         yield
     except UnsupportedKernel:

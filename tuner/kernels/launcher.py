@@ -94,7 +94,9 @@ class Launcher:
             return tuple(inspect.signature(call).parameters)
 
     def has(self, name: str) -> bool:
-        """Say whether the source file defines a name. Raises UnsupportedKernel if it cannot run."""
+        """Say whether the source file defines a name. Raises UnsupportedKernel if it
+        cannot be run.
+        """
         with unsupported_if_it_fails(f"{self.origin}: {self.source.name}"):
             return name in self._execute(self.source)
 

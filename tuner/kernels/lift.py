@@ -82,7 +82,9 @@ class Lifted:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def parameters(self, function: str) -> tuple[Parameter, ...]:
-        """Return a kernel's parameters. Raises UnsupportedKernel if there is no such kernel."""
+        """Return a kernel's parameters. Raises UnsupportedKernel if the engine has no
+        such kernel.
+        """
         if function not in self.functions:
             raise UnsupportedKernel(f"{self.origin} has no kernel {function}")
         return self.functions[function]
@@ -289,7 +291,8 @@ def _not_specialized(node: ast.FunctionDef) -> set[object]:
 
 
 def find_source(root: Path, origin: str, function: str, locations: Sequence[str]) -> Path:
-    """Return the file that defines a function. `locations`: paths in any version.
+    """Return the file that defines a function. `locations`: paths under the package, in any
+    version.
 
     Raises UnsupportedKernel if none of these files defines it.
     """

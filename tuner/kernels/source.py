@@ -92,7 +92,9 @@ class Evaluator:
         )
 
     def _joined(self, node: ast.BoolOp) -> object:
-        """Evaluate `and` or `or`: a false part decides `and`, a true part `or`, beside unknowns."""
+        """Evaluate `and` or `or`: a false part decides `and`, a true part `or`, even beside unknown
+        parts.
+        """
         decides = isinstance(node.op, ast.Or)
         values = [self.value(part) for part in node.values]
         for value in values:
@@ -186,7 +188,10 @@ class SourceModule:
 
 
 def bindings(statements: Sequence[ast.stmt]) -> dict[str, list[ast.stmt]]:
-    """Return by name the statements that bind it, in order. An `if` binds what its branches do."""
+    """Return the statements that bind each name, in their order.
+
+    An `if` binds the names that its branches bind.
+    """
     found: dict[str, list[ast.stmt]] = {}
     for node, names in _bound(statements):
         for name in names:
@@ -220,7 +225,9 @@ def original_name(node: Import, name: str) -> str:
 
 
 def full_name(node: Import, name: str) -> str:
-    """Return the full name of an absolute import's object called `name`: "triton.language.exp"."""
+    """Return the full name of an absolute import's object that `name` has:
+    "triton.language.exp".
+    """
     original = original_name(node, name)
     if isinstance(node, ast.ImportFrom):
         return f"{node.module}.{original}"

@@ -14,5 +14,6 @@ class Measurer(Protocol):
     def measure(self, candidate: Candidate, compiled: Compiled) -> Measurement:
         """Return the time of a candidate that compiled and fits.
 
-        A candidate that fails is reported as a status. Raises MeasurerFailed if no more can be.
+        A candidate that fails is reported as a status. Raises MeasurerFailed if nothing more can be
+        measured.
         """

@@ -1,4 +1,7 @@
-"""Turn candidates into trials on a GPU. Compile processes feed the GPU's child process."""
+"""Turn candidates into trials on a GPU.
+
+Compile processes feed the child process that owns the GPU.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ class GpuBench:
     def __init__(
         self, compiler: KernelCompiler, worker: GpuWorker, points: Collection[Point] | None = None
     ) -> None:
-        """Take the points to measure (default: all). Others' candidates are only compiled."""
+        """Take the points to measure (default: all). Candidates at other points are
+        only compiled.
+        """
         self._compiler = compiler
         self._points = points
         self._worker = worker
@@ -108,7 +113,9 @@ class GpuBench:
 
     @property
     def opened_at(self) -> float | None:
-        """Return when the GPU was opened, in seconds of `time.perf_counter`; None: it is not."""
+        """Return when the GPU was opened, in seconds of `time.perf_counter`; None: it
+        is not open.
+        """
         return self._worker.opened_at
 
     @property

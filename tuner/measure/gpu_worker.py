@@ -198,7 +198,9 @@ class GpuWorker:
         return [(pending, read_measurement(answer))]
 
     def _lose(self, status: Status, words: str) -> list[tuple[PendingMeasurement, Measurement]]:
-        """Try the candidate that lost the child once more, or fail it; go on with the next."""
+        """Try the candidate that lost the child once more, or fail it, and go on with the next
+        candidates.
+        """
         pending, *behind = self._sent
         self._sent.clear()
         self._queue.extendleft(reversed(behind))
@@ -232,7 +234,9 @@ class GpuWorker:
         self._started, self._made = False, None
 
     def _opened(self) -> dict[str, Any]:
-        """Return the child's answer to a setup. If it fails earlier, try the spare child."""
+        """Return the child's answer to its setup. If the child fails earlier, try the
+        spare child.
+        """
         try:
             return self._set_up()
         except MeasurerUnavailable:

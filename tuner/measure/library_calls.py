@@ -14,7 +14,10 @@ from tuner.problems.results import Measurement, Status
 
 
 def backend_of(name: str, family: str) -> Backend:
-    """Return the backend of a name. Raises Unsupported if it is missing, or not for the family."""
+    """Return the backend of a name.
+
+    Raises Unsupported if nothing here runs it for the family, or it is missing.
+    """
     backend = find_backend(name)
     if backend is None or family not in backend.families:
         raise Unsupported(no_module(name, family))

@@ -22,7 +22,9 @@ def stored_type(dtype: Dtype) -> torch.dtype:
 
 
 def random_matrix(shape: tuple[int, int], device: str, generator: torch.Generator) -> Tensor:
-    """Return normal numbers with rows and columns of several magnitudes: a wrong scale shows."""
+    """Return normal numbers with rows and columns of different magnitude, to reveal a
+    wrong scale.
+    """
     x = torch.randn(shape, device=device, generator=generator)
     rows = torch.rand((shape[0], 1), device=device, generator=generator)
     columns = torch.rand((1, shape[1]), device=device, generator=generator)

@@ -56,7 +56,9 @@ class BoundKernel:
     grid: tuple[int, ...]  # of thread blocks, in one to three dimensions
 
     def launch(self, values: Sequence[Any], stream: int | None = None) -> None:
-        """Run it once on a stream or the current one. `values` has one for each parameter."""
+        """Run it once on a stream, or on the current stream. `values` has a value for each
+        parameter.
+        """
         x, y, z = (*self.grid, 1, 1)[:3]
         launch(self.compiled, (x, y, z), values, stream)
 
@@ -132,7 +134,10 @@ def capture_chains(chains: Sequence[Chain], least: int = 1) -> Captured:
 
 
 def _chain_us(chain: Chain, wanted: int) -> float:
-    """Return a limit of a chain's microseconds, which matters if `wanted` chains take too long."""
+    """Return an upper limit of a chain's microseconds.
+
+    The limit matters only if `wanted` chains would take too long.
+    """
     first = elapsed_us(lambda: run_chain(chain))
     if first * wanted < LONG_GRAPH_US:
         return first

@@ -15,7 +15,10 @@ from tuner.problems.points import Config, Point, Problem
 
 
 class Workbench:
-    """The processes of a command, for a run at a time. Use it in a `with`, or call `close`."""
+    """The processes of one command. Use it in a `with`, or call `close`.
+
+    One run at a time may use it.
+    """
 
     def __init__(
         self,
@@ -24,7 +27,10 @@ class Workbench:
         limits: ChildLimits = ChildLimits(),
         compile_s: float = 60.0,
     ) -> None:
-        """Take a program with `CHILD_MODULE`'s protocol. `compile_s`: as the farm's `timeout_s`."""
+        """Take the program of a GPU's child, which follows the protocol of `CHILD_MODULE`.
+
+        `compile_s`: as the farm's `timeout_s`.
+        """
         self._child = child
         self._limits, self._compile_s = limits, compile_s
         # The choices of earlier runs of the command: first tries for problems that are like theirs.

@@ -123,7 +123,9 @@ def _latent(fields: Json) -> Layers:
 
 
 def _kinds(fields: Json, architecture: str) -> list[Layers]:
-    """Return the layers without a window, then those with a window, if there are any."""
+    """Return the layers without a window, then the layers with a window, if the model has such
+    layers.
+    """
     full = _base(fields, architecture)
     seeing_all, sliding = count_layers(fields, _FULL_EVERY.get(architecture, 1))
     if architecture not in WINDOWED:

@@ -64,7 +64,9 @@ def refuse_delta(name: str, architecture: str, *, preset: bool) -> NoReturn:
 
 
 def delta_shape(config: Json, name: str) -> DeltaShape:
-    """Return the gated delta nets of a config.json. Raises as `refuse_delta` if it has none."""
+    """Return the gated delta nets of a config.json. Raises as `refuse_delta` does without such
+    layers.
+    """
     architecture, fields = architecture_of(config), language_fields(config)
     heads = delta_net(fields)
     if heads is None:

@@ -106,7 +106,9 @@ class LinearSizes:
 def linear_shape(
     sizes: LinearSizes, style: Style, scheme: Quantization, skips: Skips, *, source: str = ""
 ) -> LinearShape:
-    """Return a model's linear layers with weights of the scheme, unless `skips` says no."""
+    """Return the linear layers of a model whose weights have that scheme, except where `skips` says
+    no.
+    """
     out = sizes.attention.dtype
     plain = unquantised(out.value)
     layers: dict[Linear, int] = {}

@@ -59,7 +59,9 @@ class Linear:
 
 @dataclass(frozen=True)
 class LinearShape:
-    """All linear layers of a model but routers and lm_head, which engines do not quantise."""
+    """All linear layers of a model except routers and lm_head, which the engine does
+    not quantise.
+    """
 
     layers: tuple[Linear, ...]
     out: Dtype = Dtype.BFLOAT16  # of the layers' outputs; or float16

@@ -85,7 +85,9 @@ def _dense_places(fields: Json, architecture: str, total: int) -> Sequence[int]:
 
 
 def _dense_by_field(fields: Json, total: int) -> Sequence[int]:
-    """Return the layers without experts, by fields that few classes have; none without any."""
+    """Return the layers without experts, by fields that few classes have; none without such a
+    field.
+    """
     if period := size(fields, ("expert_layer_period",)):  # Jamba (transformers' configuration)
         offset = count(fields, ("expert_layer_offset",)) or 0
         return [at for at in range(total) if at % period != offset]
@@ -119,7 +121,9 @@ def sparse_places(fields: Json, architecture: str) -> list[int]:
 
 
 def delta_net(fields: Json) -> LinearAttention | None:
-    """Return the heads of gated delta nets; None without any. Raises MalformedCheckpoint."""
+    """Return the heads of gated delta nets; None without such layers. Raises
+    MalformedCheckpoint.
+    """
     heads = size(fields, ("linear_num_key_heads",))
     if heads is None:
         return None

@@ -141,7 +141,9 @@ def is_mixed(quant: Json) -> bool:
 
 
 def _mixed(quant: Json) -> Json | None:
-    """Return the layers of a ModelOpt checkpoint with several algorithms, by name, or None."""
+    """Return the layers of a ModelOpt checkpoint with several algorithms, by name; None
+    for others.
+    """
     if not is_mixed(quant):
         return None
     layers = quant.get("quantized_layers")
@@ -244,7 +246,9 @@ def matches(pattern: re.Pattern[str], path: str) -> bool:
 
 
 def safe_pattern(text: str) -> re.Pattern[str]:
-    """Compile a regular expression of a config.json. Anybody may write it: it must be quick."""
+    """Compile a regular expression of a config.json. Anybody may write it, so it must not take
+    long.
+    """
     repeats = len(re.findall(r"[*+{]", text))
     if repeats > _MOST_REPEATS or len(text) > _LONGEST or re.search(r"\)[*+{?]", text):
         raise MalformedCheckpoint(f"the pattern {text!r:.60} is too complicated to be read here")

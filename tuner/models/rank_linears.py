@@ -81,7 +81,10 @@ def linear_layers(
 
 
 def known_linears(model: Model) -> LinearShape:
-    """Return the linear layers. Raises MalformedCheckpoint or BadProblem if none are known."""
+    """Return the model's linear layers.
+
+    Raises MalformedCheckpoint or BadProblem if they are not known.
+    """
     if model.linears is None:
         model.refuse_unread("linears")
         raise BadProblem(

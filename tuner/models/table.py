@@ -118,7 +118,10 @@ def named_in(text: str) -> list[Model]:
 
 
 def _near(text: str) -> str:
-    """Name the nearest preset, if letters alone differ, or hardly anything and no number."""
+    """Name the nearest preset if only letters differ, or hardly anything.
+
+    Another number is another model.
+    """
     names = [name for model in presets() for name in (model.name, *model.aliases)]
     (near, *_) = get_close_matches(text.casefold(), names, n=1, cutoff=0.75) or [""]
     numbers = re.findall(r"[0-9]+", text)
@@ -161,7 +164,8 @@ _KNOWN = {
 def read_rows(rows: Sequence[Row]) -> Iterator[Model]:
     """Yield the model of each row.
 
-    Raises ValueError for a field that is not known, and for a `like` that names no earlier row.
+    Raises ValueError for a field that is not known, and for a row whose `like` names no earlier
+    row.
     """
     whole: dict[str, Row] = {}
     for row in rows:

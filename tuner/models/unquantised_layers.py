@@ -33,7 +33,8 @@ _PREFIXES = re.compile(r"^(?:(?:model|language_model)\.)+")
 
 
 def skipped_modules(config: Json) -> Callable[[str, int], bool]:
-    """Return a function: whether the weights of (layer's name, its number) are unquantised.
+    """Return a function that says whether the weights of (layer's name, its number) are
+    unquantised.
 
     The name is the engine's, e.g. "self_attn.qkv_proj". Raises MalformedCheckpoint, also later: for
     a merged layer of which some parts are listed and some are not, as the engine does.
@@ -65,7 +66,8 @@ def skipped_modules(config: Json) -> Callable[[str, int], bool]:
 
 
 def outside_groups(config: Json) -> Callable[[str, int], bool]:
-    """Return a function like `skipped_modules`: no group of compressed-tensors is for a layer.
+    """Return a function like `skipped_modules`: whether no group of compressed-tensors is for a
+    layer.
 
     It applies if groups name their layers as the engine does. Raises MalformedCheckpoint.
     """

@@ -105,7 +105,9 @@ def rows_of(problem: Problem, winners: Iterable[Winner], device: Device) -> list
 
 
 def origin_of(entry: Entry) -> Origin:
-    """Return an entry's source; if a prediction keeps the engine's choice, it is the engine's."""
+    """Return the source of an entry; if a prediction keeps the engine's choice, it is
+    the engine's.
+    """
     if is_shipped(entry):
         return Origin.SHIPPED
     if entry.status is Status.OK:

@@ -99,7 +99,9 @@ def _least(us: float) -> str:
 
 
 def title_of(problem: Problem) -> str:
-    """Return the problem's kind and shape, with a space after commas, so that lines can break."""
+    """Return the problem's kind and shape, with a space after each comma, so that lines
+    can break.
+    """
     kind, _, shape = problem.spec().partition(":")
     return f"{kind} {shape.replace(',', ', ')}"
 
@@ -125,7 +127,9 @@ _WORDS = {Glyph.DISC: "measured", Glyph.RING: "predicted", Glyph.SQUARE: "the en
 
 
 def problem_charts(rows: Sequence[PictureRow]) -> list[Drawing]:
-    """Draw a chart of each kernel and length. Charts with one size become rows of a last chart."""
+    """Draw a chart of each kernel and length. A chart with one size becomes a row of a
+    last chart.
+    """
     charts: dict[str, list[PictureRow]] = {}
     for row in rows:
         charts.setdefault(row.place.chart, []).append(row)

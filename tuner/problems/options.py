@@ -128,7 +128,10 @@ class Record:
 
 @dataclass(frozen=True)
 class WordOrRecords:
-    """One of several words, or a body's list of records; `parse` reads a command line's text."""
+    """One of several words or a list of records in a body.
+
+    On the command line it is a text, which `parse` reads.
+    """
 
     words: tuple[str, ...]
     each: Record

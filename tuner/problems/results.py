@@ -107,7 +107,9 @@ class Compiled:
         return self.status in MISHAPS
 
     def within(self, limit_bytes: int) -> Compiled:
-        """Return the result, as OUT_OF_RESOURCES if a block exceeds the limit of shared memory."""
+        """Return the result, as OUT_OF_RESOURCES if a block needs more shared memory than the
+        limit.
+        """
         needed = self.shared_bytes
         if not self.ok or needed is None or needed <= limit_bytes:
             return self
@@ -234,7 +236,9 @@ def own_choice(point: Point, config: Config, name: str, trial: Trial | None) -> 
 
 
 def copied(entry: Entry, point: Point, name: str) -> Entry:
-    """Return the entry of the nearest tuned point, for a point where `name` cannot run."""
+    """Return the entry of the nearest tuned point, for a point at which the configuration `name`
+    cannot run.
+    """
     return replace(
         entry,
         point=point,
@@ -324,7 +328,9 @@ class RunState(str, Enum):
 
 
 def point_row(point: Point) -> list[int | str]:
-    """Return a point in a run's row: [batch size, part], then attention's new and cached tokens."""
+    """Return a point in a run's row: [batch size, part], then new and cached tokens for
+    attention.
+    """
     row: list[int | str] = [point.batch_size, point.part.value]
     tokens = point.new_tokens, point.cached_tokens
     return [*row, *tokens] if any(tokens) else row

@@ -110,7 +110,11 @@ def scope_names(scope: Scope, urgent: bool) -> list[str]:
 
 
 def parse_scopes(text: str) -> tuple[Scope, bool]:
-    """Read `read`, `submit`, `submit,urgent` or `admin`: (scope, urgent). Raises BadInput."""
+    """Read `read`, `submit`, `submit,urgent` or `admin`: return the scope, and whether urgent is
+    given.
+
+    Raises BadInput.
+    """
     names = [scope.name.lower() for scope in Scope]
     given = [part.strip() for part in text.split(",")]
     for one in given:

@@ -89,7 +89,9 @@ def _job(row: Mapping[Any, Any], request: JobRequest | UnreadableRequest) -> Job
 
 
 def get_job(connection: Connection, job_id: str, *, lock: bool = False) -> Job:
-    """Return the job; `lock` holds its row until the transaction ends. Raises UnknownJob."""
+    """Return the job. With `lock`, its row is locked until the transaction ends. Raises
+    UnknownJob.
+    """
     query = select(jobs).where(jobs.c.id == job_id)
     if lock:  # SQLAlchemy leaves the clause out on SQLite, which has one writer anyway
         query = query.with_for_update()
@@ -171,7 +173,9 @@ REFUSALS = 10  # of workers that could not begin to tune a job; further refusals
 
 
 def is_leased(lease: Lease) -> ColumnElement[bool]:
-    """Return the condition that a job's last lease is this; IS_HELD: a worker has it."""
+    """Return the condition that a job's last lease is this lease; IS_HELD says whether a worker has
+    it.
+    """
     mine = jobs.c.fence == lease.fence, jobs.c.owner == lease.owner
     return and_(jobs.c.id == lease.job_id, *mine)
 

@@ -124,7 +124,9 @@ class JobStore(Queries):
         after: tuple[datetime, str] | None = None,
         limit: int = 50,
     ) -> Sequence[Job]:
-        """Return a page of jobs; `after` is (created_at, id) of the last page's end."""
+        """Return a page of jobs; `after` is the (created_at, id) of the last job on the page
+        before.
+        """
         with self._read() as connection:
             rows = connection.execute(select_page(query, after, limit))
             return [read_job(row) for row in rows.mappings()]
@@ -133,7 +135,8 @@ class JobStore(Queries):
         """Withdraw a client's interest in a job, and end the job with its last client.
 
         Without `client`, the job ends for all of them. A job that no worker has ends at once; a
-        worker that has the job is asked to end it. A finished job stays. Raises UnknownJob.
+        worker that has the job is asked to end it. A finished job stays as it is. Raises
+        UnknownJob.
         """
         with self._write() as connection:
             job, now = get_job(connection, job_id, lock=True), self._now(connection)
@@ -182,7 +185,10 @@ class JobStore(Queries):
             return {row.id: row.event_count for row in connection.execute(query)}
 
     def counts(self, wanted: JobQuery = ALL_JOBS) -> dict[JobState, int]:
-        """Return the number of jobs in each state that has jobs, whatever states the query has."""
+        """Return the number of jobs in each state; the query's own states are ignored.
+
+        States without jobs are left out.
+        """
         query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
         with self._read() as connection:
             rows = connection.execute(query.where(*_conditions(wanted, None)))

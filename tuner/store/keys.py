@@ -75,7 +75,8 @@ class KeyStore(Queries):
         """Store a new key of that name and return it. It cannot be read again later.
 
         `token` is a key that was made elsewhere. If it is stored with that name and scope already,
-        nothing changes. Raises BadInput for a name or a key that is taken, and for a short key.
+        nothing changes. Raises BadInput for a name or a key that is taken, and a key that is too
+        short.
         """
         check_name(name)
         token = checked_token(token) if token is not None else new_token()
@@ -223,7 +224,9 @@ class KeyStore(Queries):
 
     @contextlib.contextmanager
     def _write_alone(self) -> Iterator[Connection]:
-        """Open `_write` while no other process changes keys; on SQLite, none ever does."""
+        """Open `_write`, while no other process changes keys. On SQLite, none ever does
+        meanwhile.
+        """
         with self._write() as connection:
             if connection.dialect.name == "postgresql":
                 lock = f"LOCK TABLE {api_keys.name} IN SHARE ROW EXCLUSIVE MODE"
@@ -356,7 +359,9 @@ class SessionStore(Queries):
         return read_key(row)
 
     def hashes(self) -> frozenset[str]:
-        """Return the hashes (`key_hash`) of all sessions that, like their keys, have not ended."""
+        """Return the hashes (`key_hash`) of all sessions that have not ended, and whose keys have
+        not.
+        """
         query = select(sessions.c.token_hash).join(api_keys, sessions.c.key_id == api_keys.c.id)
         key_valid = api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > self._now())
         with self._read() as connection:

@@ -285,7 +285,9 @@ class Leases(Queries):
             return read_job(row)
 
     def store(self, lease: Lease) -> LeasedResults:
-        """Return the results for that job's worker to write. They share these connections."""
+        """Return the results for that job's worker to write. They share this object's
+        connections.
+        """
         return LeasedResults(self.database, lease, self._clock)
 
     def _end(
@@ -394,7 +396,9 @@ class LeasedResults(ResultStore):
 
 
 def _best(connection: Connection, run_id: int, points: Iterable[Point]) -> dict[str, float]:
-    """Return Triton's best times of the run so far, in microseconds, at these points."""
+    """Return Triton's best time of the run so far, in microseconds, at each of these points that
+    has a time.
+    """
     wanted = {(p.part.value, p.batch_size, p.new_tokens, p.cached_tokens): str(p) for p in points}
     place = [trials.c[name] for name in POINT_COLUMNS]
     query = (

@@ -117,7 +117,9 @@ class _NightJobs(Queries):
         }
 
     def _rows(self, ids: Sequence[str]) -> list[Row[Any]]:
-        """Return the jobs in the order of their posts, with the environments of their runs."""
+        """Return the jobs in the order in which they were posted, with the environments of their
+        runs.
+        """
         query = (
             select(
                 *(jobs.c[name] for name in ("device", "state", "run_id", "request")),

@@ -200,7 +200,9 @@ class NightStore(Queries):
     def counted(
         self, after: tuple[date, int] | None = None, limit: int = 50
     ) -> Sequence[NightCounts]:
-        """Return nights as `nights`, with lengths in place of long lists."""
+        """Return nights as `nights`, with the lengths of the lists in the summaries, which may be
+        long.
+        """
         names = "id", "schedule", "date", "started_at", "finished_at"
         lists = (func.json_array_length(nightly_runs.c.summary[name]) for name in _COUNTED)
         watched = nightly_runs.c.summary["watched"].as_integer()
@@ -214,7 +216,9 @@ class NightStore(Queries):
         ]
 
     def last_posted(self, keys: Sequence[str]) -> dict[str, tuple[datetime, bool]]:
-        """Return when each key's request was last posted, and whether it is unfinished."""
+        """Return when a request with each of these keys was last posted, and whether it is
+        unfinished.
+        """
         unfinished = func.count(jobs.c.id).filter(IS_COALESCIBLE)
         query = select(jobs.c.request_key, func.max(jobs.c.created_at), unfinished)
         query = query.group_by(jobs.c.request_key)

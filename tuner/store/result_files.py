@@ -110,7 +110,10 @@ def read_winner(values: Mapping[str, Any]) -> Winner:
 
 
 def read_results(path: Path) -> list[RunResult]:
-    """Read a gzip file with a result's JSON in each line. Raises BadInput, naming the line."""
+    """Read a file with the JSON of a result in each line, compressed by gzip.
+
+    Raises BadInput, which names the line.
+    """
     try:
         with gzip.open(path) as stream:
             data = stream.read(_MOST_BYTES + 1)

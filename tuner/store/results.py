@@ -236,7 +236,9 @@ class ResultStore(Queries):
             return [read_trial(row) for row in connection.execute(query).mappings()]
 
     def winners_of(self, run_id: int) -> Sequence[Winner]:
-        """Return the winners for a run's problem in its environment, from that or a later run."""
+        """Return the winners for a run's problem in its environment, from that run or a
+        later run.
+        """
         same = (runs.c.environment_id == winners.c.environment_id) & (
             runs.c.problem_id == winners.c.problem_id
         )
@@ -267,7 +269,9 @@ class ResultStore(Queries):
         return {wanted[at]: time for at, time in times.items() if at in wanted}
 
     def best_trials(self, run_id: int) -> dict[Point, float]:
-        """Return Triton's best time of a run so far, in microseconds, at points with a time."""
+        """Return Triton's best time of a run so far, in microseconds, at each point that has a
+        time.
+        """
         place = [trials.c[name] for name in POINT_COLUMNS]
         query = (
             select(*place, func.min(trials.c.median_us))

@@ -71,7 +71,9 @@ def winners_like(problem: Problem, environment: Environment) -> list[Winner]:
 def published_for(
     devices: Collection[str], engines: Collection[str], wanted: Collection[Problem]
 ) -> list[Published]:
-    """Return some problems' results for all releases of engines, also those that are not here."""
+    """Return the results of some problems, for all releases of the engines, also releases that are
+    not here.
+    """
     return [
         Published(
             one.key.problem,

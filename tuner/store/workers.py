@@ -136,7 +136,9 @@ class WorkerStore(Queries):
 
 
 def _inherited(connection: Connection, info: WorkerInfo) -> dict[str, Any]:
-    """Return the state that a process takes from the last of its name, if not stopped."""
+    """Return the state that a new process takes from the last process of its name, unless that was
+    stopped.
+    """
     columns = workers.c.state, workers.c.reason, workers.c.drain
     last = select(*columns).where(workers.c.name == info.name).order_by(workers.c.started_at.desc())
     row = connection.execute(last.limit(1)).mappings().one_or_none()
@@ -279,7 +281,9 @@ class Figures(Queries):
             )
 
     def finished(self) -> dict[JobState, int]:
-        """Return the number of jobs in each final state, by an index entry for each."""
+        """Return the number of jobs in each final state, reading an index entry for
+        each such job.
+        """
         ended = jobs.c.state.in_([state.value for state in FINISHED])
         query = select(jobs.c.state, func.count()).where(ended).group_by(jobs.c.state)
         with self._read() as connection:
@@ -388,7 +392,8 @@ class Estimates(Queries):
         return found and round(found, 1)
 
     def gpu_s(self, problem: Problem, device: str, effort: Effort, points: int) -> float | None:
-        """Estimate the seconds that a run over so many points will need a GPU; None if unknown.
+        """Estimate the seconds that a run over so many points will need a GPU; None if nothing is
+        known.
 
         The newest runs of the family on the device with the same effort give the estimate. Without
         such runs, the number of tries gives it, with the time of a try on an H200.

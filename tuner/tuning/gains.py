@@ -98,7 +98,9 @@ def not_compared(entries: Iterable[Entry]) -> list[str]:
 
 
 def mean_gain(ratios: Iterable[float]) -> float | None:
-    """Return the geometric mean over sizes that tables and pages show; None for no ratios."""
+    """Return the geometric mean over sizes, which every table and page shows; None for
+    no ratios.
+    """
     logs = [math.log(ratio) for ratio in ratios]
     return math.exp(sum(logs) / len(logs)) if logs else None
 
@@ -174,7 +176,8 @@ def with_backends(
     runs: Runs | None,
     installed: Collection[str] | None = None,
 ) -> list[Entry]:
-    """Add other backends' times to the incumbents of entries, and the name of a server's kernel.
+    """Add other backends' times to the incumbents of entries, and the name of the kernel that a
+    server runs.
 
     Entries of points that were not tuned have no incumbents, and stay as they are. `runs`: the
     kernels that the engine runs by its rules; None: unknown. `installed`: the backends that the

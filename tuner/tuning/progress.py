@@ -93,14 +93,18 @@ class Counts:
         return max(self._expected or self._bound + self._others, self._asked, self.done)
 
     def left_s(self, now_s: float) -> float | None:
-        """Return the seconds to the last trial, at the rate so far; None if too little is known."""
+        """Return the seconds until the last trial, at the rate so far; None while too little is
+        known.
+        """
         tried = self.done - self.stored
         if self._first_s is None or tried < RATED_TRIALS or now_s - self._first_s < RATED_S:
             return None
         return self._trial_s(self._first_s, now_s) * (self.total - self.done)
 
     def _trial_s(self, first_s: float, now_s: float) -> float:
-        """Return the seconds per trial: of all or of the newest, whichever is slower."""
+        """Return the seconds per trial: of all trials or of the newest trials,
+        whichever is slower.
+        """
         trial_s = (now_s - first_s) / (self.done - self.stored - 1)
         if len(self._ends) == NEWEST:
             trial_s = max(trial_s, (now_s - self._ends[0]) / (NEWEST - 1))
@@ -196,7 +200,10 @@ class LiveLine:
 
 
 class Progress(Watcher):
-    """A watcher that shows trials and steps. `heading` begins each line ("problem 2 of 3: ")."""
+    """A watcher that shows a run's trials and steps.
+
+    `heading` stands before each line ("problem 2 of 3: ").
+    """
 
     def __init__(
         self,

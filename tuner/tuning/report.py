@@ -145,7 +145,9 @@ _GAIN = re.compile(r"\dx as fast as")
 
 
 def _columns(entries: Sequence[Entry]) -> list[tuple[str, Sequence[object]]]:
-    """Return the columns of times: baseline, choice and gain; first an incumbent without a time."""
+    """Return the columns of times: the baseline, the choice and the gain; before them an incumbent
+    that was not measured.
+    """
     over = [reference(entry) for entry in entries]
     named = {title_of(one.name) for one in over}
     name = named.pop() if len(named) == 1 else "engine"
@@ -273,7 +275,9 @@ def _running(by_name: Mapping[str, Config]) -> str:
 def mishap_lines(
     lost: Sequence[Trial], refused: Sequence[Trial], unraced: Mapping[Point, str], points: int
 ) -> list[str]:
-    """Say how many candidates were lost or refused by the kernel, and which points have no race."""
+    """Return lines for people: how many candidates were lost or refused by the kernel, and which
+    points have no race.
+    """
     lines = []
     if refused:
         one = len(refused) == 1

@@ -185,7 +185,11 @@ class PreparedRun:
 
 
 def prepare(request: Request) -> PreparedRun:
-    """Prepare a request. Raises BadInput, or UnsupportedKernel if no kernel can be lifted."""
+    """Prepare a request.
+
+    Raises BadInput for a request that cannot be tuned, and UnsupportedKernel if no kernel is
+    lifted.
+    """
     refuse_unpredicted(request.problem, request.source.kind)
     prepared: PreparedRun = family_of(request.problem).module("tuning").prepare(request)
     # Some engines and families lift kernels when these are first asked for their hash.

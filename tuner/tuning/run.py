@@ -380,7 +380,10 @@ TimeSource = GpuTimes | RecordedTimes | PredictedTimes
 
 
 def open_source(request: Request, workbench: Workbench) -> TimeSource:
-    """Open a request's source of times. Raises BadInput for a GPU that cannot be measured on."""
+    """Open the source of times that a request names.
+
+    Raises BadInput for a GPU that this program does not measure on.
+    """
     refuse_unmeasured(request.device, request.source.kind)
     if request.source.kind is MeasureKind.GPU:
         return GpuTimes(request, workbench)
@@ -413,7 +416,9 @@ def own_launches(
 def compile_all(
     prepared: PreparedRun, workbench: Workbench, candidates: Sequence[Candidate]
 ) -> dict[Candidate, Compiled]:
-    """Compile candidates. Raises UnsupportedKernel if the kernel does not take one."""
+    """Compile candidates. Raises UnsupportedKernel for a candidate that the kernel does
+    not take.
+    """
     compiler = compiler_of(prepared, workbench.farm(0, triton_for(prepared.request.engine)))
     compiler.submit(candidates)
     found: dict[Candidate, Compiled] = {}
@@ -431,7 +436,9 @@ class SerialBench:
         measurer: Measurer,
         points: Collection[Point] | None = None,
     ) -> None:
-        """Take the points to measure (default: all). Others' candidates are only compiled."""
+        """Take the points to measure (default: all). Candidates at other points are
+        only compiled.
+        """
         self._compiler = compiler
         self._measurer = measurer
         self._points = points

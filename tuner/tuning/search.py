@@ -81,7 +81,8 @@ class Search:
         self._kernels: list[frozenset[tuple[Part, Config]]] = [frozenset()]  # before each round
 
     def ask(self) -> list[Candidate]:
-        """Return every candidate that can be proposed now; none when done or waiting for tells.
+        """Return every candidate that can be proposed now; none when done, or while waiting for
+        tells.
 
         A candidate is proposed at most once, and never after it was told.
         """
@@ -209,13 +210,16 @@ class Search:
                 yield other.place(config), min(slower, _HOPELESS)
 
     def _times(self, track: PointSearch, round_: int) -> dict[Config, float]:
-        """Return the microseconds timed at a point before a round, the fastest first."""
+        """Return the microseconds of configurations timed at a point before a round, the fastest
+        first.
+        """
         results = {c: self._results[Candidate(track.point, c)] for c in track.before(round_)}
         timed = [(m.median_us, c) for c, m in results.items() if m.median_us is not None]
         return {config: time_us for time_us, config in sorted(timed)}
 
     def _pool(self, track: PointSearch, round_: int) -> dict[Config, None]:
-        """Return the configurations a round looks at: neighbours of the best so far, a sample.
+        """Return the configurations that a round looks at: neighbours of the best so far, and a
+        sample.
 
         The last rounds look at the neighbours of the very best alone.
         """
@@ -244,7 +248,8 @@ class Search:
         return broken.union(*map(track.space.as_large_as, too_large))
 
     def _credit(self, track: PointSearch, round_: int) -> int:
-        """Return how many kernels the track may add in a round: its share of what is left.
+        """Return how many kernels the track may add in a round: its share of the rest of the
+        budget.
 
         Two points that propose the same kernel in the same round both pay for it and get one kernel
         back in the next round. So the order of proposals never matters to the budget.
@@ -328,7 +333,9 @@ class PointSearch:
         return [config for config in some if self._predicted[config]]
 
     def place(self, config: Config) -> list[float]:
-        """Return a configuration's place for the surrogate, once its first round is known."""
+        """Return a configuration's place for the surrogate, once the point's first
+        round is known.
+        """
         if config not in self._places:
             self._places[config] = self._place(config)
         return self._places[config]

@@ -91,7 +91,9 @@ class Space:
         return list(self._moved(config, moves))
 
     def settled(self, config: Mapping[str, int]) -> Config:
-        """Return the configuration that stands for all that run alike; it may break a rule."""
+        """Return the configuration that stands for all that run the same way; it may
+        break a rule.
+        """
         return Config(self.settle(config) if self.settle else config)
 
     def nearest(self, config: Mapping[str, int]) -> Config:
@@ -117,7 +119,8 @@ class Space:
         return self._found[key]
 
     def _closest(self, wanted: Sequence[float]) -> Config:
-        """Return the legal configuration with the least distance; of several, the first by text.
+        """Return the legal configuration with the least distance; of several, the first by its
+        text.
 
         Search an axis at a time, and skip every branch that begins too far away.
         """

@@ -34,7 +34,9 @@ class Surrogate:
     """A Gaussian process that predicts values at new places from known values; small is good."""
 
     def __init__(self, places: Sequence[Sequence[float]], values: Sequence[float]) -> None:
-        """Fit the process. `places` (n, d) are scaled: covariance is Matern 5/2, length 1."""
+        """Fit the process. `places` (n, d) are scaled: the covariance is Matern 5/2
+        with length 1.
+        """
         _one_thread()
         self._places, known = np.array(places), np.array(values)
         self._mean = float(np.mean(known))

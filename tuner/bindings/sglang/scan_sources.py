@@ -1,4 +1,6 @@
-"""List the folders of sglang's chunked scans. Servers lift them too, so this module is light."""
+"""List the folders of sglang's kernels of chunked scans. Servers lift them too, so this module is
+light.
+"""
 
 from __future__ import annotations
 

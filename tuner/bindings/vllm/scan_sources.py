@@ -1,4 +1,6 @@
-"""List the folders of vLLM's chunked scans. Servers lift them too, so this module is light."""
+"""List the folders of vLLM's kernels of chunked scans. Servers lift them too, so this module is
+light.
+"""
 
 from __future__ import annotations
 

@@ -126,7 +126,9 @@ class Results:
     failures: tuple[Failure, ...] = ()
 
     def notes(self, path: Path) -> Iterator[str]:
-        """Yield sentences about left-out lines, failed requests, and runs of different servers."""
+        """Yield sentences about left-out lines, failed requests, and runs that seem to be of
+        different servers.
+        """
         n = self.after_pauses
         if n:
             yield (
@@ -348,6 +350,8 @@ def _markdown_row(
 
 
 def _latency_name(statistic: str, quantity: str) -> str:
-    """Return the name of a latency metric; sglang's E2E Latency and vLLM's E2EL are the same."""
+    """Return the name of a latency metric; sglang's E2E Latency and vLLM's E2EL are the same
+    metric.
+    """
     short = "e2e" if quantity.lower().startswith("e2e") else quantity.lower()
     return f"{statistic.lower()}_{short}_ms"

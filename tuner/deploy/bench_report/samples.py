@@ -92,7 +92,9 @@ def metric(name: str) -> Metric | None:
 
 
 def metric_order(name: str) -> tuple[int, str, str]:
-    """Return the sort key of a metric: throughputs in the order above, then latencies."""
+    """Return the sort key of a metric: throughputs first, in the order above, then latencies by
+    quantity.
+    """
     if name in _THROUGHPUTS:
         return (list(_THROUGHPUTS).index(name), "", "")
     match = LATENCY_NAME.fullmatch(name)

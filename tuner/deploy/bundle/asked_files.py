@@ -228,7 +228,9 @@ def render_files(compared: FileComparison, device: Device) -> str:
 
 
 def cluster_problems(cluster: Cluster, engine: Engine, device: Device) -> list[Problem]:
-    """Return the problems of a rank, for families whose files can reach the cluster's servers."""
+    """Return the problems of a rank, of the families whose files can reach the cluster's
+    servers.
+    """
     parallel = cluster.parallel
     said = read_flags(cluster.engine.name, flags_of(cluster.engine.flags))
     if said.unread:

@@ -209,7 +209,9 @@ def _winners_to_ship(
     engine: Engine,
     device: Device,
 ) -> Sequence[Winner]:
-    """Return the winners of the wanted problems, else of all that the cluster's servers have."""
+    """Return the winners of the wanted problems, else of the problems that the cluster's servers
+    have.
+    """
     if engine.name != cluster.engine.name:
         raise ExportRefused(
             f"{engine.name}'s winners are not {cluster.engine.name}'s, which {cluster.name} runs: "
@@ -347,7 +349,9 @@ def _notes(cluster: Cluster, engine: Engine, statuses: dict[str, int]) -> list[s
 
 
 def _flag_notes(cluster: Cluster, engine: Engine) -> list[str]:
-    """Return a note for each flag that the cluster's engine does not know, if that is on disk."""
+    """Return a note for each flag that the cluster's engine does not know, if the engine is on this
+    disk.
+    """
     if cluster.engine.release not in ("", engine.version):
         return []
     name = f"{engine.name} {engine.version}"

@@ -58,7 +58,9 @@ def sglang_command(cluster: Cluster, head: str, nodes: str, rank: str) -> Comman
 
 
 def any_address(cluster: Cluster) -> str:
-    """Return the address on which a server serves others: all addresses of the head's kind."""
+    """Return the address on which a server listens to serve others: all addresses of the head's
+    kind.
+    """
     return "::" if ":" in cluster.nodes[0].host else "0.0.0.0"  # noqa: S104
 
 
@@ -117,7 +119,9 @@ def vllm_command(
 
 
 def ray_head(cluster: Cluster, address: str) -> Command:
-    """Return the command of Ray's head. It returns at once; vLLM waits for the workers' GPUs."""
+    """Return the command of Ray's head. It returns at once; vLLM then waits for the workers'
+    GPUs.
+    """
     words = ["ray", "start", "--head", "--port", str(cluster.ports.ray)]
     words += _ray_node(cluster.nodes[0].gpus, address)
     return (*words, "--disable-usage-stats", *cluster.engine.ray_flags)
@@ -155,7 +159,8 @@ def has_attention(pointers: Sequence[str]) -> bool:
 def node_environments(
     cluster: Cluster, preflight: PreflightResult | None = None
 ) -> list[dict[str, str]]:
-    """Return the variables of each node, in the cluster's order, without the config folder's.
+    """Return the variables of each node, in the cluster's order, without the config folder's
+    variables.
 
     Raises MalformedCluster if the cluster file sets a variable of the config folder.
     """
@@ -192,7 +197,9 @@ def _environment(
 
 
 def differing(environments: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the variables that differ between nodes, without host addresses, which always do."""
+    """Return the variables that differ between nodes, without host addresses, which always
+    differ.
+    """
     hosts = {name for names in HOST_VARIABLES.values() for name in names}
     names = sorted({name for variables in environments for name in variables} - hosts)
     return [n for n in names if len({variables.get(n) for variables in environments}) > 1]

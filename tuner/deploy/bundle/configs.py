@@ -52,7 +52,8 @@ def config_folder(
     device: Device,
     named: Sequence[Problem] = (),
 ) -> ConfigFolder:
-    """Return the folder for the cluster's `engine` with the files of the problems of `advice`.
+    """Return the folder for the cluster's engine, `engine`, with the files of the problems of
+    `advice`.
 
     Without advice it is empty, and no variable points at it. Raises ExportRefused if one of the
     `named` problems is left out, or if the cluster's release reads no folder but its own.

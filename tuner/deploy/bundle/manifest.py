@@ -51,7 +51,9 @@ def manifest_text(fields: Mapping[str, Any]) -> str:
 
 
 def read_manifest(bundle: Path) -> dict[str, Any]:
-    """Return the manifest of a bundle's archive or unpacked folder. Raises BundleRefused."""
+    """Return the manifest of a bundle's archive, or of its unpacked folder. Raises
+    BundleRefused.
+    """
     try:
         value = json.loads(_manifest_bytes(bundle))
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:

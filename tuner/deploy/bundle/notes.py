@@ -20,7 +20,8 @@ from tuner.problems.results import Winner
 
 
 def advised_files(advice: Sequence[Advice], named: Collection[Problem]) -> list[Advice]:
-    """Return the advice on problems whose files the cluster's servers read with present flags.
+    """Return the advice on problems whose files the cluster's servers read with their present
+    flags.
 
     There may be none: a cluster is launched although nothing was found faster. Raises ExportRefused
     if one of the `named` problems is not advised.

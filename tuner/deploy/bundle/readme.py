@@ -139,9 +139,11 @@ def readme_text(
     pointers: Sequence[str],
     privileged: bool,
 ) -> str:
-    """Return the text of README.md. `no_kubernetes` is why there is no manifest, or empty.
+    """Return the text of README.md. `no_kubernetes` is the reason for no Kubernetes manifest, or
+    empty.
 
-    `pointers`: the variables that point at the config folder. `privileged`: pods are.
+    `pointers`: the variables that point at the config folder. `privileged`: whether pods are
+    privileged.
     """
     model, image = cluster.model.name, cluster.engine.image
     head, *_, last = [cluster.nodes[0].name, *(node.name for node in cluster.nodes)]

@@ -68,7 +68,9 @@ def prove_loads(paths: Iterable[Path], deployed: Deployed = UNKNOWN) -> LoadProo
 
 
 def facts_of(paths: Iterable[Path]) -> Facts:
-    """Return how servers of logs or commands were started, and their GPUs. Raises UnreadableLog."""
+    """Return how the servers of logs or commands were started, and on which GPUs. Raises
+    UnreadableLog.
+    """
     facts = Facts()
     for _ in _read(paths, facts):
         pass

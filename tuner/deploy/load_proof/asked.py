@@ -112,6 +112,8 @@ def _server_problems(facts: Facts, made_for: Mapping[str, str]) -> tuple[list[Pr
 
 
 def _checkpoint(model: str) -> str:
-    """Return the path of the model's config.json, if the log's folder is here; else ""."""
+    """Return the path of the model's config.json, if the folder that the log names is here; else
+    "".
+    """
     path = Path(model, "config.json")
     return str(path) if path.is_absolute() and path.is_file() else ""

@@ -109,7 +109,9 @@ def read_load(texts: Sequence[str], where: str) -> FileLoad | None:
 
 
 def is_cut(line: str) -> bool:
-    """Say whether a message about a config file begins in a line, with part of the file's name."""
+    """Say whether a message about a config file begins in a line, with a part of the file's
+    name.
+    """
     begins = _BEGINNING.search(line)
     return begins is not None and _NAME.search(line, begins.end()) is not None
 
@@ -196,7 +198,9 @@ class PluginLines:
     _said: dict[tuple[str, tuple[str, ...]], list[FileLoad]] = field(default_factory=dict)
 
     def read(self, texts: Sequence[str], where: str) -> None:
-        """Take a line, alone and with those it may be wrapped into, if the plugin wrote it."""
+        """Take a line of a log, alone and with lines into which it may be wrapped; ignore it unless
+        the plugin wrote it.
+        """
         if _LINE.search(texts[0]) is None:
             return
         line = next((text for text in texts if _whole(text)), texts[0])

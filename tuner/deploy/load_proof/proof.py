@@ -46,7 +46,9 @@ def tuning_steps(facts: Facts, logs: Iterator[Path], *, decode: bool) -> Iterato
 
 
 def _old(server: CompletedHints, name: str) -> str:
-    """Return a sentence if only "before a release" is known: newer releases ask for other files."""
+    """Return a sentence if only "before a release" is known: newer releases look for other
+    files.
+    """
     before = server.facts.get(f"{name}_before")
     if not before or server.version(name):
         return ""
@@ -154,7 +156,9 @@ class LoadProof:
 
     @property
     def ok(self) -> bool:
-        """Say whether at least one tuned file, and all asked for, were loaded without failures."""
+        """Say whether all tuned files that the server asks for were loaded, at least one, without
+        failures.
+        """
         return not self.problems()
 
     def problems(self) -> list[str]:
@@ -216,7 +220,9 @@ class LoadProof:
         ]
 
     def notes(self) -> list[str]:
-        """Return a line for each kernel that runs without a tuned file, and was to have none."""
+        """Return a line for each kernel that runs without a tuned file, and was meant to have
+        none.
+        """
         found = [
             f"{load.name}: no tuned file; the engine's own runs"
             for load in self.loads

@@ -51,7 +51,10 @@ def add(name: str, version: str, say: Say, *, with_triton: bool = True) -> Path:
 
 
 def remove(name: str, version: str) -> Path:
-    """Remove what `add` added, and return its folder. Raises UnknownEngine if it was not added."""
+    """Remove an engine or Triton that `add` added. Returns the folder that was there.
+
+    Raises UnknownEngine if it was not added.
+    """
     release = _release(name, version)
     folder = _there(name, release)
     if folder is None:
@@ -95,7 +98,10 @@ def _add_engine(parent: Path, name: str, release: str, say: Say) -> Path:
 
 
 def _read_parts(url: str, name: str, folder: Path, say: Say) -> None:
-    """Unpack parts of a large wheel. Raises RangesRefused for a small one, or without ranges."""
+    """Unpack a large wheel without downloading all of it.
+
+    Raises RangesRefused for a small wheel, or if the server sends no ranges.
+    """
     remote = RemoteFile(url)
     if remote.size <= WHOLE_BYTES:
         raise RangesRefused(url)

@@ -1,4 +1,6 @@
-"""Find the Triton that an engine's release pins: it names a torch, which names a Triton."""
+"""Find the Triton that an engine's release pins: it names a torch, and that torch names
+a Triton.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ _EXTRAS = ("", "srt", "all")
 
 
 def released_with(requires: Sequence[Requirement]) -> str | None:
-    """Return the version of Triton that an engine with these requirements runs, if any.
+    """Return the version of Triton that an engine with these requirements runs; None if it pins
+    none.
 
     Asks the index for the engine's torch. Raises UnknownEngine or EngineNotFetched if the index has
     no such torch or Triton, or does not answer.

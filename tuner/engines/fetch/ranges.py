@@ -28,7 +28,8 @@ class RemoteFile(io.RawIOBase):
     """A file that is read by range requests, a block at a time.
 
     Raises RangesRefused if the server is not reached at first, or answers with anything but the
-    requested range, and EngineNotFetched if it breaks off several times or changes the file.
+    requested range, and EngineNotFetched if it breaks off several times or changes the file in
+    between.
     """
 
     def __init__(self, url: str) -> None:

@@ -43,7 +43,9 @@ _AROUND = " \t-\"',[]\\"  # characters that may stand around a value in a line o
 
 @dataclass
 class Commands:
-    """The place in a text's launch commands: whether one goes on, and which server it starts."""
+    """The place in a text's launch commands: whether a command goes on, and which
+    server it starts.
+    """
 
     another: bool = False  # the command is of another server than the first
     _left: int = 0  # lines of a command that may follow

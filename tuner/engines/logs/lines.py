@@ -55,7 +55,9 @@ def blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def lines_of(block: bytes) -> list[bytes]:
-    """Return the lines of a block, without colours, HTML escapes, links and quotation marks."""
+    """Return the lines of a block, without colours, escapes of HTML, links and marks of
+    quotations.
+    """
     if any(escape + b"[" in block for escape in _ESCAPES):
         block = _COLOURS.sub(b"", block)
     if b"&" in block:

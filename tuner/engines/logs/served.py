@@ -1,4 +1,6 @@
-"""Describe a server from a log and the command line, for commands that this program suggests."""
+"""Describe a server from a log and the command line, for the commands that this program
+suggests.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ ENGINES = {"sglang": "sglang", "vllm": "vLLM"}  # by the name in paths, as texts
 
 
 def unmade(name: str) -> str:
-    """Return a sentence on a file that vLLM reads and this program does not make; else ""."""
+    """Return a sentence on a file that vLLM reads and this program does not make; ""
+    for any other.
+    """
     if not _VLLM_GEMM.fullmatch(name):
         return ""
     return (
@@ -87,7 +91,9 @@ class CompletedHints:
             return ServingFlags()
 
     def shaped(self, name: str) -> tuple[str, dict[str, Any]]:
-        """Return the weights' type ("": unknown), and values of families' options for the ranks."""
+        """Return the type of weights ("" if nothing says it), and the values of families' options
+        for this server's ranks.
+        """
         flags = self.flags(name)
         asked = flags.on(self.tp) if self.tp else dict(flags.options)
         if self.ep > 1:
@@ -137,7 +143,9 @@ class CompletedHints:
         return self.facts.get("version") if self.facts.engine in ("", name) else ""
 
     def spec(self, name: str) -> str:
-        """Return the engine as commands name it: sglang==0.5.16, or vllm without a version."""
+        """Return the engine as commands name it: sglang==0.5.16, or vllm without a
+        known version.
+        """
         version = self.version(name)
         version = version if self.hints.engine else published(name, version)
         return f"{name}=={version}" if name and version else name
@@ -241,7 +249,9 @@ def refused(name: str) -> str:
 
 
 def not_tuned_for(name: str) -> str:
-    """Say why nothing can be tuned for a card or for another card in its place; else ""."""
+    """Say why nothing can be tuned for a card or for another card in its place; "" for
+    any other.
+    """
     reason = refused(name)
     return "" if "name the" in reason else reason
 

@@ -37,7 +37,9 @@ _UNSET = {"none", "null", "auto", "false", ""}
 
 
 def of_command(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the flags and variables of a line of a command; a flag without a value has "1"."""
+    """Yield the flags and variables of a line of a launch command; a flag without a
+    value has "1".
+    """
     for flag, value in _FLAG.findall(text):
         if flag in _names() or flag.endswith("backend"):
             if _SWITCH.match(flag):
@@ -50,7 +52,9 @@ def of_command(text: str) -> Iterator[tuple[str, str]]:
 
 
 def waiting_flag(text: str) -> str:
-    """Return the flag that is alone in a line, so that the next line has its value, or ""."""
+    """Return the flag that is alone in a line, so that the next line has its value; ""
+    if none is.
+    """
     flag = text.strip(" \t\"',[]\\").removeprefix("- ").strip(" \"'")
     return flag if flag in _names() and flag[0] == "-" and not _SWITCH.match(flag) else ""
 
@@ -70,7 +74,9 @@ def _if_known(match: re.Match[str]) -> Iterator[tuple[str, str]]:
 
 
 def of_log(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the flags in arguments an engine logs at start: ServerArgs(...), args: {...}."""
+    """Yield the flags in the arguments that an engine logs at start: ServerArgs(...),
+    args: {...}.
+    """
     for name, single, double, bare in _FIELD.findall(text):
         yield from of_fields({name: single or double or bare})
 

@@ -43,7 +43,8 @@ class AttentionBatch:
     cold: ColdCache | None = None  # None: nothing is read from a cache of keys and values
 
     def before(self, part: Part) -> Callable[[], object] | None:
-        """Return what a part's launch needs before it: the cache pushed out of L2.
+        """Return what a part's launch needs before it: the cache of keys and values pushed out of
+        L2.
 
         The second kernel of decode needs nothing, because it reads results that the first kernel
         has just written.
@@ -51,7 +52,9 @@ class AttentionBatch:
         return self.cold.push_out if self.cold and part is not AttentionPart.REDUCE else None
 
     def arguments(self, kernel: BoundKernel, config: Config) -> list[list[Any]]:
-        """Return the kernel's arguments for each launch of a graph, with the config's splits."""
+        """Return the kernel's arguments for each launch of a graph, with a configuration's
+        splits.
+        """
         some = [launch_values(kernel.binding, self.tensors(at, config)) for at in self.inputs]
         return [some[i % len(some)] for i in range(LAUNCHES)]
 
@@ -71,7 +74,9 @@ class AttentionBatch:
         )
 
     def calls(self, library: Library) -> list[Call]:
-        """Return a library's calls for each launch of a graph. Only they keep their copies."""
+        """Return a library's calls for each launch of a graph. Only the calls keep the copies made
+        for them.
+        """
         some = library([operands_of(inputs) for inputs in self.inputs])
         return [some[i % len(some)] for i in range(LAUNCHES)]
 
@@ -82,7 +87,9 @@ class AttentionBatch:
 
 
 class AttentionBatches:
-    """The batches of a problem. If memory is short, the least recently used are dropped."""
+    """The batches of a problem. If they need too much memory, the least recently used are
+    dropped.
+    """
 
     def __init__(
         self,
@@ -130,7 +137,9 @@ class AttentionBatches:
 
     @cached_property
     def library_edges_uncached(self) -> AttentionBatch:
-        """Return these cases of extend with nothing cached: some libraries take no prefix."""
+        """Return these cases of extend with nothing cached: some libraries take no cached
+        prefix.
+        """
         new = self.library_edges.inputs[0].lengths.new
         return self._of_lengths(Lengths(new, (0,) * len(new)))
 
@@ -260,7 +269,9 @@ def operands_of(inputs: Inputs) -> Operands:
 
 
 def _with_new(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Return keys, values and slots of a cache with the new tokens behind the cached tokens."""
+    """Return keys, values and slots of a cache in which the new tokens lie behind the cached
+    tokens.
+    """
     tensors, lengths = inputs.tensors, inputs.lengths
     k = torch.cat([tensors["k_buffer"], tensors["k_extend"]])
     if inputs.problem.shares_kv:

@@ -62,7 +62,8 @@ def buckets_of(problem: Attention, points: Iterable[WorkPoint]) -> list[Bucket]:
 
 
 class BucketedStrategy:
-    """Makes a strategy over points from a strategy over buckets: proposals are tried at all points.
+    """Makes a strategy over points from a strategy over buckets: each proposal is tried at all
+    points.
 
     The inner strategy proposes for a bucket's `representative`. It is told the bucket's cost once
     the engine's default constants have a result at each point.

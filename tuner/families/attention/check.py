@@ -148,7 +148,9 @@ def _group(
     device: Device,
     candidates: Sequence[Candidate] = (),
 ) -> CheckGroup[Attention]:
-    """Group the problem's launches, with the engine's constants unless candidates are given."""
+    """Group the problem's launches, with the engine's default constants unless candidates are
+    given.
+    """
     target = device.target
     points = [_point(problem, part) for part in problem.parts]
     asked = candidates or [
@@ -165,7 +167,9 @@ def _large(entry: CheckedEntry) -> bool:
 def _remedy(
     farm: Farm, attention: AttentionEngine, device: Device, too_large: Sequence[Attention]
 ) -> Remedy | None:
-    """Return the remedy for problems whose launch does not fit. With its patch, all fit."""
+    """Return the remedy for problems whose launch does not fit. If it has a patch, all of them fit
+    with it.
+    """
     problems = [problem for problem in too_large if problem.phase is AttentionPhase.EXTEND]
     remedy = attention.remedy(device) if problems else None
     if remedy is None or _fit_patched(farm, attention, device, remedy, problems):

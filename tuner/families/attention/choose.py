@@ -28,7 +28,9 @@ class AttentionChooser:
     previous: Mapping[Point, Config] | None = None  # the stored choices when the run began
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
-        """Return an entry for each point. Raises NothingFits if a bucket has nothing that runs."""
+        """Return an entry for each point. Raises NothingFits if nothing runs at all points of a
+        bucket.
+        """
         by_candidate = {trial.candidate: trial for trial in trials}
         return [
             entry
@@ -37,7 +39,9 @@ class AttentionChooser:
         ]
 
     def finalists(self, trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
-        """Return the trials of each bucket's default, stored, chosen and next best configs."""
+        """Return the trials of each bucket's default, stored, chosen and next best
+        configurations.
+        """
         by_candidate = {trial.candidate: trial for trial in trials}
         chosen = {entry.point: entry.config for entry in entries}
         found = []
@@ -116,7 +120,9 @@ class _BucketTrials:
         return self._times(Candidate(point, config) for point in self.bucket.points)
 
     def default_times(self) -> list[float] | None:
-        """Return the microseconds of the default constants at each point, or None without one."""
+        """Return the microseconds of the default constants at each point, or None if a point has no
+        time.
+        """
         return self._times(Candidate(p, self.defaults[p]) for p in self.bucket.points)
 
     def _times(self, candidates: Iterable[Candidate]) -> list[float] | None:

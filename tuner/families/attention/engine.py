@@ -69,7 +69,9 @@ class AttentionEngine(ABC):
 
     @abstractmethod
     def remedy(self, device: Device) -> Remedy | None:
-        """Return the remedy if the extend launch does not fit; None if none is known."""
+        """Return the remedy if the engine's extend launch does not fit; None if no remedy is
+        known.
+        """
 
     @abstractmethod
     def file_name(self, problem: Attention, device_name: str) -> str:
@@ -94,7 +96,8 @@ def attention_engine(engine: Engine) -> AttentionEngine:
 def engine_config(
     kernels: AttentionKernels, problem: Attention, point: Point, target: Target, room: int
 ) -> Config:
-    """Return the engine's own constants at a point, by its rule if the problem chooses splits.
+    """Return the engine's own constants at a point, with its own rule if the problem chooses
+    splits.
 
     `room`: the engine's `most_splits`.
     """

@@ -135,7 +135,9 @@ class AttentionOnGpu:
         )
 
     def _checked(self, point: Point, config: Config) -> tuple[BoundKernel, float]:
-        """Return the point's kernel and its worst error beside the engine's other kernels."""
+        """Return the point's kernel and its worst error, beside the engine's kernels of other
+        parts.
+        """
         edge = self._batches.edges.point
         pairs = {}
         for part in self._problem.parts:
@@ -158,7 +160,8 @@ class AttentionOnGpu:
         return engine_config(*own, self._engines_splits)
 
     def _companion(self, point: Point, beside: Config) -> Config:
-        """Return the configuration of another part: the engine's, or a smaller one if need be.
+        """Return the configuration of another part: the engine's, or a smaller one if it does not
+        fit.
 
         The configuration has the same splits as `beside`.
         """

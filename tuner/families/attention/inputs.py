@@ -117,7 +117,10 @@ def launch(
 
 
 def reference(inputs: Inputs, sequence: int, rows: slice = slice(None)) -> Tensor:
-    """Return a sequence's output, (new tokens, q_heads, Lv) float32. It must be in `compared`."""
+    """Return the output for a sequence's new tokens, (rows, q_heads, Lv) float32.
+
+    The sequence must be in `compared`.
+    """
     problem, tensors = inputs.problem, inputs.tensors
     new, cached = inputs.lengths.new[sequence], inputs.lengths.cached[sequence]
     queries = tensors["q_extend" if problem.phase is AttentionPhase.EXTEND else "q"]

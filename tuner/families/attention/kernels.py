@@ -1,4 +1,6 @@
-"""Define an engine's attention kernels. A server's plugin uses them, so this module is light."""
+"""Define the attention kernels of an engine. A server's plugin uses them, so this module is
+light.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class AttentionKernels(ABC):
     def grid(
         self, problem: Attention, point: Point, config: Config, target: Target
     ) -> tuple[int, ...]:
-        """Return the grid that the engine launches at a point with constants, in blocks."""
+        """Return the grid that the engine launches at a point with a config's constants, in
+        blocks.
+        """
 
     @abstractmethod
     def launch(self, problem: Attention, point: Point, target: Target) -> KernelLaunch:
@@ -58,7 +62,9 @@ class AttentionKernels(ABC):
     def binder(
         self, problem: Attention, target: Target
     ) -> Callable[[Candidate], tuple[Lifted, Binding]]:
-        """Return `bind` as a function of a candidate and its launch's room, for the compiler."""
+        """Return `bind` as a function of a candidate, with the room of its launch, for the
+        compiler.
+        """
 
         def bound(candidate: Candidate) -> tuple[Lifted, Binding]:
             with_room, constants = launched(problem, candidate.config)

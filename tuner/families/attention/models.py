@@ -15,7 +15,9 @@ from tuner.problems.dtypes import Dtype
 
 
 def reads(text: str, engine: str = "") -> bool:
-    """Say whether an engine's log line or path names an attention file; they have none."""
+    """Say whether an engine's log line or path names an attention file. Engines have no such
+    files.
+    """
     return False
 
 

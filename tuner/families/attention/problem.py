@@ -60,7 +60,10 @@ ATTENTION_PROBLEMS = ("extend_attention", "decode_attention", "prefill_attention
 
 @dataclass(frozen=True)
 class Attention:
-    """A phase of a layer's attention as one rank runs it. Raises BadProblem if no engine has it."""
+    """A phase of a layer's attention as one rank runs it.
+
+    Raises BadProblem for values that no engine kernel accepts.
+    """
 
     phase: AttentionPhase
     q_heads: int  # query heads on this rank
@@ -125,7 +128,9 @@ class Attention:
 
     @property
     def most_splits(self) -> int:
-        """Return the splits that a launch has room for: the engines' own if they are chosen."""
+        """Return the splits that a launch has room for: the engines' default if they are to be
+        chosen.
+        """
         return self.kv_splits or ENGINE_KV_SPLITS
 
     def with_room(self, splits: int) -> Attention:
@@ -147,7 +152,9 @@ class Attention:
 
     @property
     def latent(self) -> bool:
-        """Say whether models with latent (MLA) attention run it, absorbed or with all heads."""
+        """Say whether a model with latent (MLA) attention runs it, absorbed or with all its
+        heads.
+        """
         return self.shares_kv or (self.q_heads == self.kv_heads and self.Lq > self.Lv)
 
     def spec(self) -> str:
@@ -168,7 +175,9 @@ class Attention:
 
 
 def bucket_of(point: Point) -> BucketKey:
-    """Return the bucket of a point: an engine does not tell numbers of cached tokens apart."""
+    """Return the bucket of a point: a running engine does not distinguish numbers of cached
+    tokens.
+    """
     assert isinstance(point.part, AttentionPart), f"{point} is no attention's"
     lengths = point.part in (AttentionPart.EXTEND, AttentionPart.PREFILL)
     return point.part, point.batch_size, point.new_tokens if lengths else 1
@@ -180,7 +189,9 @@ def _number(value: float) -> str:
 
 
 def same_shape(one: Problem, other: Problem) -> bool:
-    """Say whether two problems differ at most in what flags set: dtype, page size, KV splits."""
+    """Say whether two problems differ at most in dtype, page size and KV splits, which server flags
+    determine.
+    """
     assert isinstance(one, Attention)
     assert isinstance(other, Attention)
     return _bare(one) == _bare(other)

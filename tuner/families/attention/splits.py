@@ -132,7 +132,8 @@ def room_limit(problem: Attention, sequences: int, engines: int) -> int:
 def worthwhile(
     problem: Attention, points: Sequence[Point], engines: int, cores: int
 ) -> dict[Point, list[tuple[int, int]]]:
-    """Return (parts, room) to try at each point; all have as many sequences.
+    """Return pairs (parts, room) to try at each of the points, which have the same number of
+    sequences.
 
     `engines`: the most parts that the engine's own rule makes; `cores`: multiprocessors.
     """

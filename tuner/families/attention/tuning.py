@@ -84,7 +84,9 @@ class _Phase:
         return [space.nearest(seed) for seed in (self.defaults[point], *SEEDS)]
 
     def search(self, points: Sequence[Point]) -> Search:
-        """Return a search of the constants at the points: the first kernel's, or all kernels'."""
+        """Return a search of the constants at the points: of the first kernel's, or of all
+        kernels'.
+        """
         spaces = {point.part: self.constants[point.part] for point in points}
         seeds = {point: self.seeds(point) for point in points}
         return Search(spaces, points, seeds, self.budget, self.request.seed)
@@ -233,7 +235,9 @@ class _Joint:
         return RunGoal([*phase.defaults], _incumbents(phase), chooser, previous)
 
     def strategy(self, known: KnownBefore) -> Strategy:
-        """Return the strategy: all worthwhile constants of the first kernel, or a search."""
+        """Return the strategy: it proposes all worthwhile constants of the first kernel, or a
+        search proposes some.
+        """
         phase = self.phase
         points = [size.representative for size in self.sizes]
         inner: Strategy

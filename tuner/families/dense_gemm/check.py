@@ -1,4 +1,6 @@
-"""Check config files of dense GEMMs: whether entries compile and fit, and the sizes they serve."""
+"""Check config files of dense GEMMs: whether entries compile and fit, and which sizes they
+serve.
+"""
 
 from __future__ import annotations
 

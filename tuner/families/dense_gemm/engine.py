@@ -65,7 +65,8 @@ class GemmKernels(FamilyKernels):
     def launches(
         self, problem: DenseGemm, batch_size: int, config: Config, target: Target
     ) -> list[GemmLaunch]:
-        """Return the engine's launches with a file's entry, in order: two kernels if K is split.
+        """Return the engine's launches with a file's entry, in order: one kernel, or two if K is
+        split.
 
         BLOCK_SIZE_K is changed first as the engine's loader changes it.
         """
@@ -107,6 +108,8 @@ class GemmEngine(PointwiseFiles[DenseGemm, GemmFileKey, GemmKernels]):
 
 
 def gemm_engine(engine: Engine) -> GemmEngine:
-    """Return the quantised dense GEMMs of an engine. Raises UnsupportedFamily if it has none."""
+    """Return the quantised dense GEMMs of an engine. Raises UnsupportedFamily if they cannot be
+    tuned.
+    """
     found: GemmEngine = engine_module(engine.name, "dense_gemm").open_family(engine)
     return found

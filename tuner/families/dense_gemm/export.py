@@ -21,7 +21,9 @@ from tuner.tuning.gains import reference
 def build_gemm_files(
     winners: Sequence[Winner], engine: GemmEngine, device: Device, layout: Layout
 ) -> list[SizedFile]:
-    """Return the files to write; see `build_files`. Raises UnsupportedKernel without files."""
+    """Return the files to write; see `build_files`. Raises UnsupportedKernel if the engine reads no
+    file for a problem.
+    """
     return build_files(winners, layout, lambda winner: _row(winner, engine, device))
 
 
@@ -43,10 +45,12 @@ def verify_gemm(file: SizedFile, engine: GemmEngine, device: Device, root: Path)
 
 
 def _row(winner: Winner, engine: GemmEngine, device: Device) -> dict[str, Any]:
-    """Return the sidecar's row, with the entry that the kernel gets, as it was timed.
+    """Return the sidecar's row, with the entry that the kernel gets, which is the entry that was
+    timed.
 
     Per channel, a file may have null if the engine's own choice stays. A null runs another kernel
-    than Triton's: the default of the Triton kernel is one only if it was faster.
+    than Triton's: the default of the Triton kernel is an entry only if it was faster than that
+    kernel.
     """
     problem = gemm_of(winner.problem)
     entry = engine.effective(problem, winner.entry.config, device.target)
@@ -56,7 +60,9 @@ def _row(winner: Winner, engine: GemmEngine, device: Device) -> dict[str, Any]:
 
 
 def _default(winner: Winner, engine: GemmEngine, device: Device) -> Config:
-    """Return the default of the engine's Triton kernel; winners of untuned sizes do not name it."""
+    """Return the default of the engine's Triton kernel; the winner does not name it if its size was
+    not tuned.
+    """
     if known := winner.entry.incumbents.get("default"):
         return known.config
     problem, size = gemm_of(winner.problem), winner.entry.point.batch_size

@@ -115,7 +115,9 @@ class GemmBatch:
         return GemmOperands(a.values, b.values, a.scale, b.scale, self.output, block)
 
     def moved(self, weights: list[Quantised]) -> GemmBatch:
-        """Return a copy of this batch elsewhere in memory. `weights` are copies of its weights."""
+        """Return a copy of this batch elsewhere in memory. `weights` are copies of this batch's
+        weights.
+        """
         activations = [one.clone() for one in self.activations]
         return GemmBatch(activations, weights, torch.empty_like(self.output))
 
@@ -132,14 +134,18 @@ class GemmBatch:
         return Reference(reference(self.activations[0], self.weights[0], self._rows))
 
     def error(self, chain: Chain) -> float:
-        """Return the worst error of the first of `chains`, on an output filled with NaN."""
+        """Return the worst error of the first of `chains`, on an output that was filled with
+        NaN.
+        """
         self.output.fill_(float("nan"))
         run_chain(chain)
         return self._expected.worst_error(self.output[self._rows])
 
 
 class GemmBatches:
-    """The batches of a problem. If memory is short, the least recently used are dropped."""
+    """The batches of a problem. If they need too much memory, the least recently used are
+    dropped.
+    """
 
     def __init__(self, problem: DenseGemm, seed: int, l2_bytes: int) -> None:
         self._problem, self._seed, self._l2_bytes = problem, seed, l2_bytes
@@ -166,7 +172,9 @@ class GemmBatches:
         self._cold.push_out()
 
     def needed_bytes(self, largest: int) -> int:
-        """Return the device's bytes for the largest batch with its reference and copies of B."""
+        """Return the bytes of device memory for the largest batch, with its reference and the
+        copies of B.
+        """
         problem = self._problem
         checked = min(largest, max(1, CHECKED // problem.N))
         b = problem.N * problem.K * self._copies + 4 * problem.K * min(problem.N, 4096)

@@ -41,7 +41,9 @@ class Quantised:
         return replace(self, values=self.values.clone(), scale=self.scale.clone())
 
     def dense(self, rows: slice | Tensor = slice(None)) -> Tensor:
-        """Return dequantised rows, float32. `rows` begins with a tile if that has several rows."""
+        """Return the dequantised rows, float32. If tiles have several rows, `rows` begins with a
+        tile.
+        """
         picked = self.values.view(torch.uint8)[rows].view(self.values.dtype)  # fp8 has no indexing
         if self.tile[0] == 1:
             scale = self.scale[rows]
@@ -93,7 +95,9 @@ def launch(module: ModuleType, launches: list[GemmLaunch], tensors: Mapping[str,
 
 
 def reference(a: Quantised, b: Quantised, rows: Tensor | slice = slice(None)) -> Tensor:
-    """Return C from the dequantised operands, (rows, N) float32. `rows`: those of A to compute."""
+    """Return C from the dequantised operands, (rows, N) float32. `rows`: the rows of A to
+    compute.
+    """
     left = a.dense(rows)
     n = len(b.values)
     chunk = CHUNK - CHUNK % b.tile[0] if b.tile[0] < CHUNK else b.tile[0]

@@ -16,13 +16,17 @@ from tuner.problems.dtypes import Dtype
 
 
 def reads(text: str, engine: str = "") -> bool:
-    """Say whether a line or path names a dense GEMM's file, by `engine`'s rules or any engine's."""
+    """Say whether an engine's log line or path names a dense GEMM's config file.
+
+    `engine`: ask only this engine's rules.
+    """
     asked = (name for name in _engines() if engine in ("", name))
     return any(_rules(name).parse_warning(text) is not None for name in asked)
 
 
 def of_line(text: str, serving: Serving) -> Resolved | None:
-    """Return the problem of an engine's warning line or config file name; None for others.
+    """Return the problem of an engine's warning line or config file name; None if the text names no
+    such file.
 
     The problem has the sizes of a rank, so tp and dp do not apply to it. Raises BadProblem.
     """

@@ -65,7 +65,8 @@ class GemmPredictor:
     ) -> dict[Point, list[Config]]:
         """Return at most `budget` distinct configurations in all, by point and best first.
 
-        Batch sizes share compiled kernels, so a point gets all that its space has.
+        Batch sizes share compiled kernels, so a point gets every chosen configuration that its
+        space has.
         """
         scores = {point: self._judged(point, some) for point, some in configs.items()}
         chosen = {config for _, config in cover(_needs(scores), budget)}

@@ -25,7 +25,8 @@ class DensePart(Part):
 
 @dataclass(frozen=True)
 class DenseGemm:
-    """A linear layer as one rank runs it. Raises BadProblem if no engine has it.
+    """A linear layer as one rank runs it. Raises BadProblem for values that no engine kernel
+    accepts.
 
     `block_gemm`: A has a scale for each row and block of K, and B a scale for each block (n, k).
     `channel_gemm`: A has a scale for each row, and B a scale for each column of C.
@@ -67,7 +68,9 @@ class DenseGemm:
 
 
 def same_weights(one: Problem, other: Problem) -> bool:
-    """Say whether two problems differ at most in the type of C, which names of files omit."""
+    """Say whether two problems differ at most in the type of C, which the names of files leave
+    out.
+    """
     assert isinstance(one, DenseGemm)
     assert isinstance(other, DenseGemm)
     return replace(one, out=Dtype.BFLOAT16) == replace(other, out=Dtype.BFLOAT16)

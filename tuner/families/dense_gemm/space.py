@@ -86,7 +86,9 @@ def gemm_space(
 
 
 def _depth_is_right(problem: DenseGemm, depth: int) -> bool:
-    """Say whether each element gets its own scale, in steps that are not needlessly short."""
+    """Say whether the kernel multiplies each element with its own scale, in steps that are not
+    needlessly short.
+    """
     if problem.block is None:
         return depth <= max(64, problem.K)
     block_k = problem.block[1]
@@ -179,7 +181,9 @@ def _row_tiles(M: int, block_m: int) -> int:
 
 
 def _most_splits(problem: DenseGemm, device: Device, config: Config, M: int) -> float:
-    """Return the most splits with at most four blocks a multiprocessor and at least two steps."""
+    """Return the most splits that leave at most four blocks for each multiprocessor and at least
+    two steps for each split.
+    """
     blocks = _row_tiles(M, config["BLOCK_SIZE_M"]) * -(-problem.N // config["BLOCK_SIZE_N"])
     steps = -(-problem.K // config["BLOCK_SIZE_K"])
     return min(4 * device.sm_count / blocks, steps / 2)
@@ -232,7 +236,9 @@ def seeds_for(
 def relatives(
     problem: DenseGemm, chosen: Iterable[tuple[Problem, Mapping[Point, Config]]]
 ) -> dict[int, list[Config]]:
-    """Return by batch size what was chosen for other GEMMs of the model, the nearest first."""
+    """Return, by batch size, the configurations that were chosen for other GEMMs of the model; the
+    nearest GEMM is first.
+    """
     found: list[tuple[float, int, Config]] = []
     for other, configs in chosen:
         same = isinstance(other, DenseGemm) and (other.dtype, other.block) == (
@@ -258,7 +264,9 @@ def _same_parameters(key: GemmFileKey, problem: DenseGemm) -> bool:
 
 
 def _problem_distance(key: GemmFileKey, problem: DenseGemm) -> float:
-    """Return the distance: half a unit for an octave of N or K, one for another type or block."""
+    """Return the distance: half a unit for an octave of N or of K, a unit for another type or
+    block.
+    """
     return (
         octaves(key.N, problem.N) / 2
         + octaves(key.K, problem.K) / 2

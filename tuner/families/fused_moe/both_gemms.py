@@ -40,7 +40,9 @@ class SizeTrials:
         return any(trial.measurement.status is Status.PREDICTED for trial in trials)
 
     def total_us(self, choice: Choice) -> float | None:
-        """Return the microseconds of both gemms; None if a time is missing or not of `block`."""
+        """Return the microseconds of both gemms, or None if a gemm has no time or its BLOCK_SIZE_M
+        is not `block`.
+        """
         total = 0.0
         for gemm, config in choice.items():
             if self.block not in (None, config["BLOCK_SIZE_M"]):

@@ -5,7 +5,8 @@ blocks of BLOCK_SIZE_M, and runs both gemms on that order, so a pair must share 
 pair replaces the incumbent (the engine's own pair) only if it is faster by more than the noise.
 Every batch size gets an entry.
 
-`find_baselines` finds the entries that it runs without this tuner, and its makers' entries.
+`find_baselines` finds the entries that an engine runs without this tuner, and its makers' own
+entries.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class MoeChooser:
         its heuristic. The choice of an earlier run stays unless a pair is faster by more than a
         tie, so that nothing changes from night to night without a reason.
 
-        Raises NothingFits, naming the size, if no candidate of a requested size has a time.
+        Raises NothingFits, which names the batch size, if no candidate of a requested size has a
+        time.
         """
         fields = list(self._fields(trials))
         entries: list[Entry] = []
@@ -163,7 +165,9 @@ def _choose_at(
 def _previous(
     field: SizeTrials, policy: MoePolicy, best_us: float, incumbent_us: float | None
 ) -> Choice | None:
-    """Return the stored pair, unless another beats a tie or the engine's own pair is faster."""
+    """Return the stored pair, unless another pair is faster by more than a tie or the engine's own
+    pair is faster at all.
+    """
     if field.previous is None or (policy.one_config and len(set(field.previous.values())) > 1):
         return None
     pair = dict(field.previous)
@@ -244,14 +248,18 @@ def _entries(field: SizeTrials, choice: Choice, reason: str) -> Iterator[Entry]:
 
 @dataclass(frozen=True)
 class MoeBaselines(Baselines):
-    """The engine's own entries, and entries for the card in a file that servers do not ask for."""
+    """The engine's own entries, and entries for the card in a file that its servers do not ask
+    for.
+    """
 
     unread: Path | None = None  # that file
     unread_entries: Mapping[Point, Config] | None = None
 
     @cached_property
     def trusted(self) -> Mapping[Point, Config]:
-        """Return what the makers measured on the card; it may not run with this Triton."""
+        """Return the entries that the makers measured on the card, near its size. They may not run
+        with this Triton.
+        """
         shipped = {
             point: self.configs[point]["shipped"] for point in self.configs if self._ships(point)
         }

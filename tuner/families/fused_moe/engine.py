@@ -57,7 +57,9 @@ NAME = re.compile(
 
 
 def format_file_name(key: MoeFileKey, comma: str = ", ") -> str:
-    """Return the file name for a key; `parse_file_name` reads it. `comma`: in a block's shape."""
+    """Return the file name for a key; `parse_file_name` reads it back. `comma`: in a block's
+    shape.
+    """
     name = f"E={key.E},N={key.N},device_name={key.device}"
     if key.dtype:
         name += f",dtype={key.dtype}"
@@ -69,7 +71,10 @@ def format_file_name(key: MoeFileKey, comma: str = ", ") -> str:
 
 
 def parse_file_name(name: str, comma: str = ", ", *, packed: bool = True) -> MoeFileKey:
-    """Read a file's name. `packed`: see `MoeFileKey`. Raises MalformedConfigFile for others."""
+    """Read a file's name. `packed`: see `MoeFileKey`.
+
+    Raises MalformedConfigFile for a name that no engine looks for.
+    """
     match = NAME.fullmatch(name)
     if match:
         key = MoeFileKey(
@@ -131,7 +136,9 @@ class MoeKernels(FamilyKernels):
     def bind(
         self, problem: FusedMoe, gemm: Gemm, batch_size: int, config: Config, target: Target
     ) -> Binding:
-        """Return the kernel the engine launches, and its arguments. Raises UnsupportedKernel."""
+        """Return the kernel that the engine launches, and its arguments. Raises
+        UnsupportedKernel.
+        """
 
     def bound(self, problem: FusedMoe, candidate: Candidate, target: Target) -> Binding:
         point = candidate.point
@@ -147,7 +154,9 @@ class LoaderRules(Protocol):
 
     @property
     def config_dir_env(self) -> bool:
-        """Say whether a variable names a folder asked before the package, or in its place."""
+        """Say whether a variable names a folder that is asked before the package, or replaces
+        it.
+        """
 
 
 @dataclass(frozen=True)
@@ -172,7 +181,9 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
         return self.variable if self.rules.config_dir_env else None
 
     def read_any_name(self, name: str) -> MoeFileKey:
-        """Read a file name like `read_file_name`, and facts that its own never have."""
+        """Read a file name like `read_file_name`, also for facts that the engine's own names never
+        have.
+        """
         return self.read_file_name(name)
 
     @property
@@ -193,7 +204,9 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
 
     @abstractmethod
     def file_name(self, problem: FusedMoe, device: Device, gemm: Gemm) -> str:
-        """Return the name the engine looks for. Raises UnsupportedKernel for DOWN without files."""
+        """Return the name that the engine looks for. Raises UnsupportedKernel for DOWN without down
+        files.
+        """
 
     @abstractmethod
     def find_file(
@@ -205,7 +218,8 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
 
     @abstractmethod
     def default_config(self, problem: FusedMoe, device: Device, batch_size: int) -> Config:
-        """Return the heuristic's configuration, which runs for both gemms without a file.
+        """Return the heuristic's configuration, which the engine runs for both gemms without a
+        file.
 
         It may lack num_warps and num_stages; `launch_config` adds Triton's defaults.
         """
@@ -224,7 +238,8 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
         root: Path | None = None,
     ) -> dict[str, dict[Gemm, Config]]:
         """Return the engine's own configurations: "default" without files, and "shipped" if its
-        loader finds a file under `root`, unless its files together would stop servers.
+        loader finds a file under `root`, unless the files of up and down together would stop
+        servers.
         """
         default = self.default_config(problem, device, batch_size)
         found = {"default": dict.fromkeys(Gemm, default)}
@@ -242,7 +257,8 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
         return found
 
     def sizes(self, problem: FusedMoe, device: Device, triton: str) -> list[int]:
-        """Return the batch sizes that a file must hold: the engine's own, and its shipped files'.
+        """Return the batch sizes that a file must hold: the engine's own, and the sizes of its
+        shipped files.
 
         At a missing size, the engine would run the entry of another size, and no longer the entry
         that it runs without the file.
@@ -264,7 +280,9 @@ class MoeEngine(FileEngine[MoeFileKey, MoeKernels]):
         batch_size: int,
         triton: str,
     ) -> Config | None:
-        """Return the entry of the file that the loader reads for a gemm; None without a file."""
+        """Return the entry of the file that the loader reads for a gemm; None if it finds no
+        file.
+        """
         path = self.find_file(root, problem, device, gemm, triton)
         entries = read_lenient(path, self.fields).entries if path else {}
         return self.pick(entries, batch_size) if entries else None

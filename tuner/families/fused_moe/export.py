@@ -58,7 +58,9 @@ class MoeLayout:
         return self.layer.sizes(_layer(problem), self.device, triton)
 
     def sidecar(self, path: Path) -> Path:
-        """Return `<root>/provenance/<folder under configs/>/<name>`; some have no configs/."""
+        """Return `<root>/provenance/<folder under configs/>/<name>`; not all engines have
+        configs/.
+        """
         parts = path.relative_to(self.root).parts
         return self.root.joinpath(PROVENANCE, *(parts[1:] if parts[0] == "configs" else parts))
 
@@ -99,7 +101,9 @@ def refuse_unlike_blocks(
 def _entries_there(
     engine: MoeEngine, problem: FusedMoe, device: Device, gemm: Gemm, triton: str, root: Path
 ) -> Mapping[int, Config]:
-    """Return the entries of the existing file of a gemm that is not exported; empty without one."""
+    """Return the entries of the existing file for a gemm that is not exported now; empty without a
+    file.
+    """
     name = engine.file_name(problem, device, gemm)
     for folder in (root, engine.package_root):
         if (folder / "configs").is_dir():

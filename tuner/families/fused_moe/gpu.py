@@ -89,7 +89,9 @@ class MoeOnGpu:
         return _answer(replace(timed, detail=detail), extra_us)
 
     def race(self, request: Fields) -> Fields:
-        """Time several candidates of a point in turn, after comparing those not yet compared."""
+        """Time several candidates of a point in turn. Candidates that were not compared yet are
+        compared.
+        """
         point = read_point(request)
         inputs = self._layer.inputs(point)
         configs = [Config(fields) for fields in request["configs"]]
@@ -113,7 +115,9 @@ class MoeOnGpu:
     def _compare(
         self, point: Point, config: Config, kernel: BoundKernel, launches: Sequence[list[Any]]
     ) -> Measurement | None:
-        """Compare a candidate's outputs with the references, once; None if they are right."""
+        """Compare a candidate's outputs with the references, once; return None if they are
+        right.
+        """
         if (point, config) not in self._errors:
             self._errors[point, config] = check(self._layer.inputs(point), kernel, launches)
         error, bound = self._errors[point, config], WORST_ERROR[self._layer.problem.dtype]
@@ -141,7 +145,9 @@ def _captured(routing: Fields, problem: FusedMoe) -> torch.Tensor:
 
 
 def _answer(measurement: Measurement, extra_us: float = 0.0) -> Fields:
-    """Return the answer's fields. `extra_us`: its cost to the engine outside its launch."""
+    """Return the answer's fields. `extra_us`: the candidate's cost to the engine outside its
+    launch.
+    """
     median_us, min_us = measurement.median_us, measurement.min_us
     said = [measurement.detail, f"{extra_us:.2f} us for padded rows" if extra_us else ""]
     whole = replace(

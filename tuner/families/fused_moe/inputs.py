@@ -43,7 +43,9 @@ class Weights:
     zero: Tensor | None
 
     def dense(self, experts: int | slice) -> Tensor:
-        """Return the dequantised weights in float32, (n, k) of an expert or (experts, n, k)."""
+        """Return the dequantised weights of an expert, (n, k) float32, or of several, (experts, n,
+        k).
+        """
         b = self.b[experts]
         if self.problem.grouped:
             return self._dense_grouped(experts, b)
@@ -169,7 +171,8 @@ def random_routing(
 def align(
     routings: Sequence[Routing], experts: int, block_m: int, slots: int, *, foreign_blocks: bool
 ) -> list[Slots]:
-    """Sort routings of the same size like `moe_align_block_size`. `slots`: EM, as allocated.
+    """Sort routings of the same size like `moe_align_block_size`. `slots`: EM, the allocated
+    length.
 
     `foreign_blocks`: slots of experts elsewhere fill the first blocks, as in sglang. Otherwise they
     are in no block, as in vLLM.
@@ -204,7 +207,9 @@ def align(
 
 
 def unsorted(routing: Routing, block_m: int) -> Slots:
-    """Return each slot as a block, unsorted: engines do so for few tokens and many experts."""
+    """Return each slot as a block, unsorted: an engine does this for few tokens and many
+    experts.
+    """
     ids = routing.ids.flatten()
     used = torch.full((1,), ids.numel() * block_m, dtype=torch.int32, device=ids.device)
     return Slots(None, ids, used)
@@ -213,7 +218,9 @@ def unsorted(routing: Routing, block_m: int) -> Slots:
 def slots_for(
     binding: Binding, routings: Sequence[Routing], experts: int, *, foreign_blocks: bool
 ) -> list[Slots]:
-    """Return slots of routings of one size for a bound kernel; for `foreign_blocks` see `align`."""
+    """Return the slots of routings of the same size for a bound kernel; for `foreign_blocks` see
+    `align`.
+    """
     numbers = _numbers(binding)
     block_m = numbers["BLOCK_SIZE_M"]
     if not isinstance(binding.arguments["sorted_token_ids_ptr"], Pointer):
@@ -284,9 +291,11 @@ def _numbers(binding: Binding) -> dict[str, int]:
 def reference(
     weights: Weights, activations: Activations, routing: Routing, slots: Tensor | None = None
 ) -> Tensor:
-    """Return C from the dense operands, (slots, n) float32. `slots` to compute; None: all.
+    """Return C from the dense operands, (slots, n) float32. `slots`: the slots to compute; None:
+    all.
 
-    If a routing has several times as many tokens as the activations, these are read again.
+    If a routing has several times as many tokens as the activations, the activations are read
+    again.
     """
     top_k = routing.ids.shape[1]
     experts = routing.ids.flatten()
@@ -319,7 +328,8 @@ def references(
 ) -> list[Tensor]:
     """Return the `reference` for the local slots of each of several routings of the same size.
 
-    They are computed as one routing of all their tokens, so each expert's weights are read once.
+    They are computed as one routing of all their tokens, so each expert's weights are dequantised
+    once.
     """
     ids = torch.cat([routing.ids for routing in routings])
     together = Routing(ids, torch.cat([routing.weights for routing in routings]))

@@ -58,7 +58,9 @@ WORST_ERROR = {
 
 @dataclass
 class Routings:
-    """The routings of a batch size, one for each launch, and their slots, for both gemms."""
+    """The routings of a batch size, a routing for each launch, and their slots. Both gemms read
+    them.
+    """
 
     experts: int
     drawn: Sequence[Routing]
@@ -91,7 +93,9 @@ class PointInputs:
 
     @cached_property
     def references(self) -> list[Reference]:
-        """Return the expected rows of the output, of `local_slots`, for the CHECKED routings."""
+        """Return the expected rows of the output, the rows of `local_slots`, for the CHECKED
+        routings.
+        """
         checked = [self.routings.drawn[i] for i in CHECKED]
         return [*map(Reference, references(self.weights[0], self.activations, checked))]
 
@@ -196,7 +200,9 @@ class Layer:
         return activations + valid * n * (2 + 6 * len(CHECKED) + 4)
 
     def _passing_bytes(self, point: Point) -> int:
-        """Return the bytes of a point's activations in float32, to quantise or compare them."""
+        """Return the bytes of a point's activations in float32, while they are quantised or
+        compared.
+        """
         rows, _, k = self._shape(point)
         return 4 * rows * k * 4
 

@@ -128,7 +128,8 @@ class Predictor:
     def estimate_all(self, point: Point, configs: Iterable[Config]) -> dict[Config, float]:
         """Return scores by estimated footprint, for the configurations that will probably fit.
 
-        A configuration with options of AMD's compiler has no score: the model does not know them.
+        A configuration with options of AMD's compiler has no score: the model does not know these
+        options.
         """
         # Seeds and search ask for the same configurations.
         known = self._estimates.setdefault(point, {})
@@ -171,7 +172,9 @@ BLOCKS_EACH = 2  # values of BLOCK_SIZE_M that a batch size is offered
 
 
 def summed(scores: Scores, gemm: Gemm) -> Scores:
-    """Return a configuration's summed scores for a batch size's gemms, at the points of `gemm`."""
+    """Return the scores of the same configuration for all gemms of a batch size, at the points of
+    `gemm`.
+    """
     sums: dict[Point, dict[Config, float]] = {}
     for batch_size in {point.batch_size for point in scores}:
         parts = [scored for point, scored in scores.items() if point.batch_size == batch_size]
@@ -184,7 +187,8 @@ def summed(scores: Scores, gemm: Gemm) -> Scores:
 
 
 def needs(scores: Scores) -> list[Need]:
-    """Return every point's needs, for the values of BLOCK_SIZE_M that are best for both gemms.
+    """Return every point's needs, for the values of BLOCK_SIZE_M that are best for both gemms
+    together.
 
     An engine sorts a batch once for both gemms, so a pair must share its BLOCK_SIZE_M.
     """
@@ -248,7 +252,9 @@ class Prior:
         return sum(found) / len(found)
 
     def _count(self, point: Point) -> dict[str, dict[int, float]]:
-        """Return the shortfall of each value, by axis. The key 0: values without votes."""
+        """Return the shortfall of each value, by axis. The key 0 is for all values without
+        votes.
+        """
         votes: dict[str, dict[int, float]] = {axis: {} for axis in AXES}
         for file, likeness in self._voters:
             for batch_size, config in file.entries.items():
@@ -259,7 +265,9 @@ class Prior:
         return {axis: _shortfalls(counted) for axis, counted in votes.items()}
 
     def _nearness(self, file: ShippedFile, batch_size: int, point: Point) -> float:
-        """Return the weight of an entry at a point, by gemm and octaves in tokens per expert."""
+        """Return the weight of an entry at a point, by its gemm and the octaves in tokens per
+        expert.
+        """
         wanted = point.batch_size / self._problem.E
         # A file without a `_down` file beside it was tuned for the sum of both gemms.
         same = 1.0 if file.key.gemm is gemm_of(point) else 0.5
@@ -268,7 +276,9 @@ class Prior:
 
 @lru_cache(maxsize=4096)
 def _decayed(there: float, wanted: float) -> float:
-    """Return what is left of a vote after the octaves between two numbers of tokens per expert."""
+    """Return the share of a vote that is left after the octaves between two numbers of tokens per
+    expert.
+    """
     return math.exp(-abs(math.log2(there / wanted)))
 
 
@@ -373,7 +383,9 @@ def expected_load(batch_size: int, problem: FusedMoe, block_m: int) -> RowBlocks
 
 @lru_cache(maxsize=256)
 def _binomial(n: int, p: float) -> tuple[tuple[int, float], ...]:
-    """Return (value, probability) of Binomial(n, p), within nine sigmas of its mean."""
+    """Return (value, probability) of Binomial(n, p), within nine standard deviations of its
+    mean.
+    """
     if p >= 1:
         return ((n, 1.0),)
     reach = 9 * math.sqrt(n * p * (1 - p)) + 9

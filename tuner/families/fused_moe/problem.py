@@ -42,7 +42,10 @@ def gemm_of(point: Point) -> Gemm:
 
 @dataclass(frozen=True)
 class FusedMoe:
-    """A fused-MoE layer as one rank runs it. Raises BadProblem if no engine has it."""
+    """A fused-MoE layer as one rank runs it.
+
+    Raises BadProblem for values that no engine kernel accepts.
+    """
 
     E: int  # experts on this rank, fused shared experts included
     N: int  # intermediate size on this rank: columns of gate (= of up)

@@ -104,7 +104,10 @@ def read_recording(path: Path) -> Recording:
 def write_recording(
     path: Path, problem: FusedMoe, trials: Iterable[Trial], origin: Origin = Origin()
 ) -> None:
-    """Write the measured `trials`. Equal trials make equal bytes. Raises UnwritableOutput."""
+    """Write the measured `trials`. The same trials produce the same bytes.
+
+    Raises UnwritableOutput.
+    """
     measured = [trial for trial in trials if trial.measurement.status not in _UNMEASURED]
     extra = sorted({name for trial in measured for name in trial.candidate.config} - {*_CONFIG})
     rare = {

@@ -1,4 +1,5 @@
-"""Define the launch configurations that are legal for a gemm of a fused-MoE layer, and first ones.
+"""Define the launch configurations that are legal for a gemm of a fused-MoE layer, and the first to
+try.
 
 `tuner.tuning.seeds` elects seeds from other layers' winners; this module computes the distance of a
 file's layer to a problem.
@@ -49,7 +50,8 @@ def space_for(
 def spaces_at(
     points: Iterable[Point], problem: FusedMoe, spaces: Mapping[Part, Space]
 ) -> dict[Point, Space]:
-    """Return for each point the part of its gemm's space whose configurations run differently.
+    """Return for each point the part of its gemm's space in which all configurations run
+    differently.
 
     However tokens are routed, a launch has no more rows of tiles than the engine has slots for.
     """
@@ -186,7 +188,8 @@ def seeds_for(
 
     `at` has the space of each point, and `spaces` the space of each gemm. `known`: configurations
     that are surely worth a trial, such as the engine's. `foreseen`: the device model's best, which
-    alternate with the elected. `without`: (E, N) of files to ignore, to evaluate a search.
+    alternate with the elected. `without`: (E, N) of files to ignore, for a fair evaluation of a
+    search.
     """
     files = [file for file in shipped if (file.key.E, file.key.N) not in without]
     away = cache(partial(device_distance, device=device))
@@ -212,7 +215,9 @@ def seeds_for(
 
 
 def _problem_distance(key: MoeFileKey, problem: FusedMoe, gemm: Gemm) -> float:
-    """Return the distance: one for an octave of N, half for one of E, one for the other gemm."""
+    """Return the distance: a unit for an octave of N, half a unit for an octave of E, a unit for
+    the other gemm.
+    """
     return (
         _dtype_distance(key, problem)
         + octaves(key.E, problem.E) / 2

@@ -35,7 +35,9 @@ FORESEEN = 4  # the number of a search's seeds at a point that come from the dev
 
 
 def policy_for(source: MeasureKind, one_config: bool) -> MoePolicy:
-    """Return when a faster time counts. `one_config`: both gemms run with one configuration."""
+    """Return when a faster time counts. `one_config`: the engine runs both gemms with the same
+    configuration.
+    """
     if source is MeasureKind.PREDICT:
         # CLEAR_GAIN guards against losses; it is no tie.
         return MoePolicy(CLEAR_GAIN, tie=0.0, one_config=one_config)
@@ -75,7 +77,9 @@ class _Layer:
         return self.request.source.kind is MeasureKind.PREDICT
 
     def trusted(self, known: KnownBefore) -> dict[Point, Config]:
-        """Return entries that the engine's makers measured on the card, at points to tune."""
+        """Return the entries that the engine's makers measured on the card, at the points to
+        tune.
+        """
         partners, entries = self.partners(known), self.baselines.trusted
         return {
             point: entries[point]
@@ -227,7 +231,9 @@ def _strategy(
 
 
 def _shortlist(layer: _Layer, known: KnownBefore) -> Strategy:
-    """List the candidates to compile for a prediction: none where a trusted entry can run."""
+    """List the candidates to compile for a prediction: none at a point whose trusted entry can
+    run.
+    """
     trusted = layer.trusted(known)
     if layer.request.effort is Effort.EXHAUSTIVE or not trusted:
         return FixedStrategy(_listed(layer, known, layer.points))
@@ -264,7 +270,9 @@ def _best_of_each_block(ranked: Sequence[Config], most: int) -> list[Config]:
 
 
 def _search(layer: _Layer) -> Callable[[KnownBefore], Strategy]:
-    """Return a maker of searches; seeds and the model's times, some seconds' work, are shared."""
+    """Return a function that makes searches. The seeds and the model's times, which take seconds,
+    are found once.
+    """
     problem, device, seed = layer.problem, layer.device, layer.request.seed
     spaces, at = layer.spaces, layer.at
     if layer.one_config:  # the up gemm's points stand for both
@@ -294,7 +302,9 @@ def _search(layer: _Layer) -> Callable[[KnownBefore], Strategy]:
 
 
 def _model(layer: _Layer) -> Model | None:
-    """Return the search's device model; None on AMD, whose compiler it does not know."""
+    """Return the device model for the search; None on AMD, because it does not know AMD's
+    compiler.
+    """
     if layer.device.architecture.launch_options:
         return None
     predictor = layer.predictor

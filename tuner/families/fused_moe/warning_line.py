@@ -87,7 +87,9 @@ class Match:
 
     @property
     def shared_experts(self) -> int:
-        """Return the fused experts that get each token; for copies see `moe_problem`."""
+        """Return the fused experts that get each token; `moe_problem` tells of copies in old
+        releases.
+        """
         return self.fused if self.fused == self.model.n_shared_experts else 0
 
 
@@ -116,7 +118,9 @@ def matches(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[Ma
 
 
 def _of_the_type(found: list[Match], missing: NamedLayer) -> list[Match]:
-    """Return the matches whose checkpoints have the file's type. Engines can quantise to fp8."""
+    """Return the matches whose checkpoints have the file's type. An engine can quantise to fp8
+    itself.
+    """
     wanted = (missing.dtype or Dtype.BFLOAT16, missing.block_shape)
     channels = missing.per_channel_quant
     same = [
@@ -151,7 +155,8 @@ def _divisions(model: Model, missing: NamedLayer, fusions: Fusions) -> list[Matc
 
 
 def choose(missing: NamedLayer, fusions: Fusions, serving: Serving) -> tuple[FusedMoe, str, str]:
-    """Return the problem, the origin of its K and top_k, and the presets they are from.
+    """Return the problem, the origin of its K and top_k, and the presets that they are assumed
+    from.
 
     A given hidden size or top_k excludes other presets. Raises SeveralModels, which has the
     problems of the matching presets, if they disagree, and BadProblem if no preset matches.

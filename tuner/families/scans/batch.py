@@ -43,7 +43,9 @@ class ScanBatch:
 
     @cached_property
     def _references(self) -> dict[str, Reference]:
-        """Return the references. A scale is never 0: the states before a sole chunk are zeros."""
+        """Return the references. A scale is never 0: the states before a prompt's only chunk are
+        all zeros.
+        """
         expected = self.expected.items()
         return {name: Reference(t, _LEAST_SCALE) for name, t in expected}
 

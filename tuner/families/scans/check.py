@@ -1,4 +1,6 @@
-"""Check whether an engine's kernels, or what files configure, compile and fit on a device."""
+"""Check whether the kernels that an engine runs, or that files configure, compile and fit on a
+device.
+"""
 
 from __future__ import annotations
 

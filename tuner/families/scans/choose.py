@@ -38,7 +38,9 @@ class OwnChoice:
         return min(timed)[1] if timed else self.listed[0]
 
     def lost(self, trials: Sequence[Trial]) -> Trial | None:
-        """Return a lost trial of the engine's list, if any: the engine's choice is unknown then."""
+        """Return a trial of the engine's list that was lost to a mishap, so that the engine's
+        choice is unknown.
+        """
         here = (trial for trial in trials if trial.candidate.point == self.first and trial.lost)
         listed = self.listed if self.constants is None else ()
         return next((trial for trial in here if trial.candidate.config in listed), None)
@@ -54,7 +56,9 @@ class ScanChooser:
     previous: Mapping[Point, Config]
 
     def choose(self, trials: Sequence[Trial]) -> list[Entry]:
-        """Return an entry for each asked point. Raises NothingFits for one without a time."""
+        """Return an entry for each requested point. Raises NothingFits for a point without a
+        time.
+        """
         found = []
         for part, own in self.own.items():
             entries = self._of(part, trials).choose(trials)

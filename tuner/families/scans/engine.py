@@ -55,7 +55,10 @@ _USUAL_SHARED_BYTES = 102400  # `Backend.DEFAULT` of the engines' fla/utils.py
 
 @dataclass(frozen=True)
 class ScanKernels(ABC, Generic[E]):
-    """An engine's kernels, launched as by its launchers. All may raise UnsupportedKernel."""
+    """The kernels of an engine version, launched as its own launchers do.
+
+    All methods may raise UnsupportedKernel.
+    """
 
     engine: E
     scan: Scan  # with the kernels and calls that this engine has
@@ -94,7 +97,9 @@ class ScanKernels(ABC, Generic[E]):
         return self.lifted.hash
 
     def _arguments(self, problem: ScanProblem, point: Point, call: Call) -> Mapping[str, Any]:
-        """Return the arguments of a launcher by name, those that are its parameters."""
+        """Return the arguments of a launcher by name; it takes the arguments that are its
+        parameters.
+        """
         return self.scan.operands(problem, point, call)
 
     def _known(self, target: Target) -> Mapping[str, object]:
@@ -146,7 +151,9 @@ class ScanKernels(ABC, Generic[E]):
         return Config({**TRITON_DEFAULTS, **found, **launch.options})
 
     def _list(self, problem: ScanProblem, part: Part, target: Target) -> list[Config]:
-        """Return the list of an autotuner; empty without any. A launcher may set some blocks."""
+        """Return the list of an autotuner; empty without an autotuner. A launcher may set some of
+        the blocks.
+        """
         tuned, found = self._kernel_of(part), self._tuned(part, target)
         whole = all(name in config for config in found for name in tuned.blocks)
         said = TRITON_DEFAULTS if whole else self._given_constants(problem, part, target)
@@ -164,7 +171,9 @@ class ScanKernels(ABC, Generic[E]):
         return self._lists[part, target]
 
     def first_tokens(self, problem: ScanProblem) -> int:
-        """Return the tokens of the prompt at which autotuners choose: the first, of one chunk."""
+        """Return the tokens of the prompt at which an autotuner chooses: the first prompt, of one
+        chunk.
+        """
         return problem.chunk_size
 
     def binder(self, problem: ScanProblem, target: Target) -> Binder:
@@ -204,7 +213,9 @@ class ScanKernels(ABC, Generic[E]):
         config: Mapping[str, int],
         target: Target,
     ) -> KernelLaunch:
-        """Return a call's launch of its kernel. A launcher may launch other kernels too."""
+        """Return a call's launch of its kernel. A launcher may launch other kernels of the chain
+        too.
+        """
         # An argument that all of an autotuner's configurations share is part of the launch.
         alike = common_arguments(
             self._tuned(point.part, target), self._kernel_of(point.part).blocks
@@ -259,7 +270,9 @@ def common_arguments(
 
 
 def fla_answers(target: Target) -> Mapping[str, object]:
-    """Return what the engines' fla/utils.py says of a card if no variable is set."""
+    """Return the answers of the engines' fla/utils.py about a card, without environment
+    variables.
+    """
     wide = architecture(target).shared_optin_bytes >= _USUAL_SHARED_BYTES
     return {
         "check_shared_mem": lambda arch="none": wide,
@@ -271,7 +284,8 @@ def fla_answers(target: Target) -> Mapping[str, object]:
 
 
 def chunk_lists(given: Mapping[str, Any]) -> dict[str, object]:
-    """Return engines' functions that find the chunks of a batch, each with its answer.
+    """Return engines' functions that find the chunks of a batch, each with the answer for the
+    prompts.
 
     `given`: the arguments of the launcher that runs.
     """
@@ -282,7 +296,9 @@ def chunk_lists(given: Mapping[str, Any]) -> dict[str, object]:
 
 
 def oversized(problem: ScanProblem, part: Part, config: Config) -> bool:
-    """Say whether a tile is wider than what it covers, so that the kernel masks the rest."""
+    """Say whether a tile is wider than the length that it covers, so that the kernel masks the
+    rest.
+    """
     tuned = kernel_of(problem, part)
     lengths = zip(tuned.blocks, tuned.covers(problem), strict=True)
     return any(config[name] > padded(length) for name, length in lengths)

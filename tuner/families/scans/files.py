@@ -82,7 +82,9 @@ class ScanFile:
         return root / FOLDER / version_folder(self.triton) / name
 
     def pick(self, part: ScanKernel, tokens: int) -> ScanEntry | None:
-        """Return the entry for the nearest number of tokens by ratio; None if none is near."""
+        """Return the entry of the nearest number of tokens by their ratio; None if no entry is
+        near.
+        """
 
         def distance(entry: ScanEntry) -> tuple[float, Point]:
             return abs(math.log2(tokens_of(entry.point) / tokens)), entry.point
@@ -103,7 +105,10 @@ def scan_root(environ: Mapping[str, str]) -> tuple[str, Path] | None:
 
 
 def find_scan_files(root: Path, family: str = "") -> list[Path]:
-    """Return the sorted paths under a root, of all files or a family's, for any Triton."""
+    """Return the sorted paths of all files under a root, or of a family's, for any Triton version.
+
+    No file is opened.
+    """
     return sorted((root / FOLDER).glob(f"triton_*/{family and f'{family},'}*.json"))
 
 

@@ -116,7 +116,9 @@ class ScanOnGpu:
         return {"measurements": [measurement_fields(one) for one in found]}
 
     def _checked(self, point: Point, config: Config) -> tuple[Loaded, set[str], float]:
-        """Return a point's kernels, the tensors they write, and the worst error of some runs."""
+        """Return a point's kernels, the names of tensors that they write, and their worst error of
+        several runs.
+        """
         loaded, batch = self._load(point, config), self._batches.at(point)
         names = written(self._problem, [launch for _, launch in loaded], point)
         errors = []

@@ -139,7 +139,9 @@ class Scan:
 
 
 def scan_named(name: str) -> Scan:
-    """Return the chain of a family, by its package's name. Raises BadProblem for other names."""
+    """Return the chain of a family, by its package's name. Raises BadProblem for an unknown
+    name.
+    """
     names = names_below(str(__package__))
     if name not in names:
         raise BadProblem(f"unknown chunked scan {name!r}{did_you_mean(name, names)}")

@@ -46,7 +46,9 @@ class ScanChoices:
     _problems: set[str] = field(default_factory=set)  # of this process, by their specs
 
     def config(self, part: ScanKernel, named: Mapping[str, Any]) -> dict[str, int] | None:
-        """Return a launch's choice by its arguments; None: the engine decides. Never raises."""
+        """Return the choice for a launch with these arguments; None: the engine decides. Never
+        raises.
+        """
         try:
             seen = self.scan.kernels[part].seen(named)
             if seen is None:
@@ -82,7 +84,9 @@ class ScanChoices:
         return None
 
     def _file(self, part: ScanKernel, key: Key) -> ScanFile | None:
-        """Return the file whose problem a launch belongs to; None if none or several may be it."""
+        """Return the file whose problem a launch belongs to; None if no file or more than one may
+        be it.
+        """
         tuned = self.scan.kernels[part]
         fitting = [file for file in self._files if tuned.shows(file.problem) == key]
         if tuned.tokens or len(fitting) > 1:  # this kernel does not tell; others of the chain do
@@ -175,7 +179,9 @@ def hook_kernel(kernel: Any, part: ScanKernel, choices: ScanChoices) -> None:  #
 
 
 def _common_arguments(kernel: Any, tuned: TunedKernel) -> dict[str, int]:  # noqa: ANN401
-    """Return the untuned arguments that all configurations of an `Autotuner` share."""
+    """Return the arguments that all configurations of an `Autotuner` share besides the tuned
+    ones.
+    """
     listed = [one.kwargs for one in getattr(kernel, "configs", ())]
     first = listed[0] if listed else {}
     names = [name for name in first if name not in tuned.blocks]

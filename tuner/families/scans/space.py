@@ -37,7 +37,9 @@ def scan_space(problem: ScanProblem, part: Part, device: Device) -> Space:
 
 
 def first_configs(problem: ScanProblem, part: Part, space: Space) -> list[Config]:
-    """Return what to try first if the engine has no list: usual tiles, or a small space."""
+    """Return the configurations to try first if the engine has no list: usual tiles, or a small
+    space.
+    """
     tuned = kernel_of(problem, part)
     if not tuned.first:
         return list(space.configs())

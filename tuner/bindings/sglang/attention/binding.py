@@ -65,7 +65,9 @@ class SGLangAttentionKernels(AttentionKernels):
         return Config({name: both[name] for name in names})
 
     def bind(self, problem: Attention, point: Point, config: Config, target: Target) -> Binding:
-        """Bind the kernel. Raises UnsupportedKernel for a constant that it does not take."""
+        """Bind the kernel. Raises UnsupportedKernel for a constant that the engine's kernel does
+        not take.
+        """
         launch = self.launch(problem, point, target)
         lifted = self.lifted(problem.phase)
         parameters = lifted.parameters(launch.kernel)
@@ -90,7 +92,9 @@ class SGLangAttentionKernels(AttentionKernels):
     def grid(
         self, problem: Attention, point: Point, config: Config, target: Target
     ) -> tuple[int, ...]:
-        """Return the grid. Raises UnsupportedKernel if the engine's grid has an unknown rule."""
+        """Return the grid. Raises UnsupportedKernel if the engine's grid follows an unknown
+        rule.
+        """
         launch = self.launch(problem, point, target)
         default = self.default_config(problem, point, target)
         part = _part(point)

@@ -24,7 +24,9 @@ _OTHERS = ("decode_attention.py", "prefill_attention.py")
 
 @dataclass(frozen=True)
 class Explained:
-    """The cause and the fix in sentences, "$ " before commands, and the remedy for this file."""
+    """The cause and the fix in sentences, "$ " before commands, and the remedy for this machine's
+    file.
+    """
 
     cause: tuple[str, ...]
     fix: tuple[str, ...]
@@ -114,7 +116,9 @@ def _fits_since(devices: Sequence[Device]) -> str:
 
 
 def _flashinfer(release: str) -> str:
-    """Return the flags of FlashInfer's kernels, or those of each range of releases."""
+    """Return the flags of FlashInfer's kernels; for each range of releases if the release is
+    unknown.
+    """
     if release:
         return _flags(backends_row(release))
     newest, oldest = launches_table()["backends"]

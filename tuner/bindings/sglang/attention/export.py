@@ -105,7 +105,9 @@ def build_attention_files(winners: Sequence[Winner], root: Path) -> list[Attenti
 
 
 def verify_attention(export: AttentionFileExport, written: Path) -> None:
-    """Check that the file `written` has the entries of `export`. Raises ExportRefused if not."""
+    """Check that the file `written` reads as the entries of `export`. Raises ExportRefused if
+    not.
+    """
     name = export.path.name
     read_back(name, written, read_attention_file, export.file)
     for entry in export.file.entries:

@@ -1,10 +1,12 @@
-"""Compute the number of KV splits: the parts that sglang splits a sequence's cache into at decode.
+"""Compute the number of KV splits: how many parts sglang splits a sequence's cache into at decode,
+at most.
 
 A server flag sets it (`KV_SPLITS_FLAG`, 8 by default), unless the plugin gives the server a table
 (`plugin/splits.py`). Releases from 0.5.12 on raise it for latent attention, because a single key
 head gives the GPU too few blocks. The new number is the GPU's processors, or the context's parts of
 32 tokens if these are fewer, each rounded up to a power of two. Source: `_mla_decode_kv_splits_cap`
-in layers/attention/triton_backend.py of 0.5.12, 0.5.16 and 0.5.23; 0.4.4 and 0.5.2 have none.
+in layers/attention/triton_backend.py of 0.5.12, 0.5.16 and 0.5.23; 0.4.4 and 0.5.2 have no such
+function.
 
 A decode file's table of splits is made from the rows of its sidecar. A row stands for a kernel at a
 number of sequences. Both kernels of a number of sequences were chosen together, so their rows have
@@ -54,7 +56,9 @@ Rows = Mapping[BucketKey, Mapping[str, Any]]  # the sidecar's rows
 
 
 def at_launch(config: Config) -> Config:
-    """Return the part of a configuration that all lengths share: all but a length's splits."""
+    """Return the part of a configuration that the points of a number of sequences share: all but
+    the splits of a length.
+    """
     if not config.get(KV_SPLITS):  # none, or the engine's own rule
         return config
     return config.replace(**{KV_SPLITS: 1})

@@ -2,7 +2,8 @@
 
 Releases before 0.5.2 launch the same tile on all GPUs from sm_80 on, and releases before 0.5.12 on
 all GPUs from sm_90 on. The tile is too large if a block has 99 KiB of shared memory. The patch puts
-the tiles of the first release that fits behind the lines that choose them, for that GPU alone.
+the tiles of the first release that fits behind the lines that choose them, for the user's GPU
+alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _TILE = {"BLOCK_M", "BLOCK_N"}
 
 
 def find_remedy(engine: SGLang, device: Device) -> Remedy | None:
-    """Return the remedy on the device; None if no launch of the release is known as too large."""
+    """Return the remedy on the device; None if no launch of the release is known to be too
+    large.
+    """
     fits = [row for row in launches_table()["fits"] if device.target.name in row["on"]]
     if not fits or version_order(fits[0]["since"]) <= version_order(engine.version):
         return None
@@ -60,7 +63,9 @@ def backend_flags(version: str, *, latent: bool) -> tuple[str, ...]:
 
 
 def backends_row(version: str) -> Mapping[str, Any]:
-    """Return a release's row of flags; the newest row if it is older than all rows."""
+    """Return a release's row of flags; the newest row if the release is older than all known
+    rows.
+    """
     rows: Sequence[Mapping[str, Any]] = launches_table()["backends"]
     old_enough = [r for r in rows if version_order(r["since"]) <= version_order(version)]
     return (old_enough or rows)[0]

@@ -1,7 +1,8 @@
 """Advise on the server flag for exported decode files without a table of KV splits.
 
 Such a file holds for one number of splits, which is fixed when a server starts: a server ignores
-the files for other numbers. If several were measured, the best is known, but operators set it.
+the files for other numbers. If several were measured, the best is known, but only the operator can
+set it.
 """
 
 from __future__ import annotations

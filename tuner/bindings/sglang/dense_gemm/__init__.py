@@ -58,7 +58,10 @@ def fuses_qkv_a(engine_version: str | None) -> bool:
 
 
 def fuses_shared_experts(model: Model, serving: Serving) -> bool:
-    """Say whether that release fuses shared experts by default on that GPU, or a recent one."""
+    """Say whether that release fuses shared experts by default on that GPU.
+
+    Without a GPU, a recent GPU is assumed.
+    """
     case = FusionCase(
         model,
         serving.engine_version,

@@ -130,7 +130,9 @@ class SGLangGemmKernels(GemmKernels):
             )
 
     def _optional_keys(self, problem: DenseGemm, target: Target) -> frozenset[str]:
-        """Return the keys beside tiles and options that an entry may have for some kernel."""
+        """Return the keys beside tiles and options that an entry may have, because a kernel takes
+        them.
+        """
         if problem.block is None:
             return frozenset()
         key = problem.dtype.value, problem.block, problem.out.value, target

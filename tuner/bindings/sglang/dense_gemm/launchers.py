@@ -173,5 +173,7 @@ class GemmLaunchers:
 
 
 def _launching(problem: DenseGemm) -> Loader:
-    """Return the loader whose launchers run a problem. A launcher takes both types per channel."""
+    """Return the loader whose launchers run a problem. The same launcher takes both types per
+    channel.
+    """
     return loader_of(problem) or FP8_CHANNELS

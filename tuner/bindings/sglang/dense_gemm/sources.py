@@ -30,7 +30,9 @@ def int8_source(engine: SGLang) -> Path:
 
 
 def lift_kernels(engine: SGLang, platform: str = CUDA) -> Lifted:
-    """Return all dense GEMM kernels of a version. Raises UnsupportedKernel; see `lift_files`."""
+    """Return all dense GEMM kernels that a version has. Raises UnsupportedKernel; see
+    `lift_files`.
+    """
     files = {fp8_source(engine): FP8_KERNELS, int8_source(engine): INT8_KERNELS}
     return lift_files(files, engine.root, f"{engine.name} {engine.version}", platform)
 

@@ -155,7 +155,8 @@ def lift_fused_moe(engine: SGLang, platform: str = CUDA) -> FusedMoeKernels:
 
 
 def reads_up_tma(engine: SGLang) -> bool:
-    """Say whether a release takes USE_TMA out of the up gemm's entry (0.5.23), not only down's.
+    """Say whether a release takes USE_TMA out of the up gemm's entry (0.5.23), and not only of
+    down's.
 
     Its chooser takes it out, which lies beside the kernel or in a folder above.
     """
@@ -221,7 +222,9 @@ class MoeLaunch:
 
     @property
     def a_rows(self) -> int:
-        """Return A's rows. With TMA, down reads all slots in sorted order, with their padding."""
+        """Return the number of rows of A. With TMA, down reads all slots in sorted order, including
+        the padding.
+        """
         if self.gemm is Gemm.UP:
             return self.batch_size
         if self.tma:

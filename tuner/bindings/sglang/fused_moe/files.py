@@ -208,13 +208,17 @@ def engine_dtype(dtype: Dtype) -> str | None:
 
 
 def weight_columns(problem: FusedMoe) -> tuple[int, int]:
-    """Return (N, K) as the engine reads them from shapes: int4 packs two elements a byte."""
+    """Return (N, K) as the engine reads them from the weights' shapes: int4 packs two elements a
+    byte.
+    """
     packed = 2 if problem.dtype is Dtype.INT4_W4A16 else 1
     return problem.N // packed, problem.K // packed
 
 
 def file_key(problem: FusedMoe, device_name: str, gemm: Gemm, *, per_channel: bool) -> MoeFileKey:
-    """Return the key that an engine looks for. `per_channel`: this version's names have it."""
+    """Return the key that an engine looks for. `per_channel`: this version's names have the
+    flag.
+    """
     # The engine leaves groups along k, (0, g), out of the name.
     block = problem.block_shape if problem.block_shape and all(problem.block_shape) else None
     return MoeFileKey(

@@ -149,7 +149,9 @@ def _bailing_v3(case: FusionCase) -> str | None:
 
 
 def _common_or_amd(case: FusionCase, since: Release) -> str | None:
-    """Return the reason for classes that fuse from HIP (9, 4) on, even under expert parallelism."""
+    """Return the reason for classes that fuse from a HIP capability of (9, 4) on, even under expert
+    parallelism.
+    """
     if case.all_to_all:
         return f"with --moe-a2a-backend {case.all_to_all}"
     if case.target.platform != HIP or case.release < since:

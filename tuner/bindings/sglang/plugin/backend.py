@@ -94,7 +94,9 @@ def hook_kernels() -> None:
 
 
 def _hook_module(package: str, module: str) -> list[tuple[str, Any, TunedLaunches | None]]:
-    """Hook a launcher and its kernels; return (name, engine's own, launches) of each."""
+    """Register hooks for a launcher and its kernels; return (name, the engine's own, launches) of
+    each.
+    """
     function, parameters = LAUNCHERS[module]
     launcher = _find(package, module, function)
     known = inspect.signature(launcher).parameters if launcher else {}
@@ -174,7 +176,9 @@ def _line(checks: Sequence[FileCheck[AttentionFile]], troubles: Sequence[str]) -
 
 
 def _unhooked(file: AttentionFile) -> str:
-    """Return why no kernel may have the file's constants; decode's splits need both kernels."""
+    """Return why no kernel may have the file's constants; the splits of decode need both of its
+    kernels.
+    """
     if _state.windowed and file.problem.phase is AttentionPhase.DECODE and not file.splits:
         return "decode's kernels do not tell the layers with a sliding window of this server apart"
     grouped = GROUPED if file.problem.group > 1 else UNGROUPED

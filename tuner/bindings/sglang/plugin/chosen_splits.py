@@ -62,7 +62,8 @@ def choose_splits(
 ) -> str:
     """Use the table for a backend that was just built. Return the text to log; empty: nothing.
 
-    `flag`: the server's number of splits. One other than the default is the most used.
+    `flag`: the server's number of splits. A number that is not the default is the most that is
+    used.
     """
     fitting = [file for file in files if file.splits and _is_for(file.problem, backend, runner)]
     if not fitting:
@@ -96,7 +97,9 @@ def _is_for(problem: Attention, backend: TritonAttnBackend, runner: ModelRunner)
 
 
 def _decoded(model: Any, problem: Attention) -> set[tuple[object, ...]]:  # noqa: ANN401
-    """Return (Lq, cap, window) of layers (sglang's RadixAttention) with the problem's heads."""
+    """Return (Lq, cap, window) of a model's layers with the problem's heads; sglang's
+    RadixAttention.
+    """
     layers = [layer for layer in model.modules() if hasattr(layer, "tp_q_head_num")]
     heads = problem.q_heads, problem.kv_heads, problem.Lv
     return {
@@ -131,7 +134,10 @@ class ChosenSplits:
     def __init__(
         self, backend: TritonAttnBackend, problem: Attention, table: SplitsTable, most: int
     ) -> None:
-        """Take the backend and its table. `most`: the room of launches that follow the table."""
+        """Take the backend and its table.
+
+        `most`: no launch has room for more splits, except with the engine's own rule.
+        """
         self._backend, self._problem, self._table, self._most = backend, problem, table, most
         self._engines = int(backend.max_kv_splits)
         self._write, self._launch = backend.get_num_kv_splits, backend.decode_attention_fwd

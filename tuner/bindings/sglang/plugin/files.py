@@ -111,7 +111,8 @@ class AttentionFile:
     def pick(
         self, part: AttentionPart, batch_size: int, new_tokens: int = 1
     ) -> AttentionEntry | None:
-        """Return the entry of the nearest bucket by the ratio of sizes; of two, the smaller.
+        """Return the entry of the nearest bucket by the ratio of sizes; of two equally near, the
+        smaller.
 
         None if the file has no entry for that part near these sizes.
         """
@@ -143,7 +144,9 @@ def file_name(problem: Attention, device_name: str) -> str:
 
 
 def attention_root(environ: Mapping[str, str]) -> tuple[str, Path] | None:
-    """Return the variable that names a root of attention files, and the root; None if not set."""
+    """Return the variable that names a root of attention files, and the root; None if no variable
+    is set.
+    """
     for variable in (CONFIG_DIR_VARIABLE, OVERLAY_VARIABLE):
         if environ.get(variable):
             return variable, Path(environ[variable])
@@ -151,7 +154,9 @@ def attention_root(environ: Mapping[str, str]) -> tuple[str, Path] | None:
 
 
 def find_attention_files(root: Path) -> list[Path]:
-    """Return the sorted paths of all files under a root, for any Triton. No file is opened."""
+    """Return the sorted paths of all files under a root, for any Triton version. No file is
+    opened.
+    """
     return sorted((root / FOLDER).glob("triton_*/*.json"))
 
 

@@ -89,7 +89,9 @@ class ServedFiles:
     root: Path
 
     def entries(self, problem: DenseGemm) -> Entries | None:
-        """Return the entries for a problem, and log that a file is used; None without a file."""
+        """Return the entries for a problem, and log that a file is used; None if there is no file
+        for it.
+        """
         found = self._usable.get(problem)
         if found is None:
             return None

@@ -88,7 +88,9 @@ def gemm_file_name(problem: DenseGemm, device_name: str) -> str:
 
 
 def gemm_root(environ: Mapping[str, str]) -> tuple[str, Path] | None:
-    """Return the variable that names a root of GEMM files, and the root; None if not set."""
+    """Return the variable that names a root of GEMM files, and the root; None if no variable is
+    set.
+    """
     for variable in (CONFIG_DIR_VARIABLE, OVERLAY_VARIABLE):
         if environ.get(variable):
             return variable, Path(environ[variable])
@@ -96,7 +98,9 @@ def gemm_root(environ: Mapping[str, str]) -> tuple[str, Path] | None:
 
 
 def find_gemm_files(root: Path) -> list[Path]:
-    """Return the sorted paths of all files under a root, for any Triton. No file is opened."""
+    """Return the sorted paths of all files under a root, for any Triton version. No file is
+    opened.
+    """
     return sorted((root / FOLDER).glob("triton_*/*.json"))
 
 

@@ -23,12 +23,16 @@ _MAX_VALUE = 1 << 24  # tokens; all other values are far smaller
 
 
 def read_data(path: Path, what: str) -> bytes:
-    """Return a file's bytes. Raises MalformedConfigFile, naming the file and its kind, `what`."""
+    """Return a file's bytes. Raises MalformedConfigFile, which names the file and its kind,
+    `what`.
+    """
     return read_limited(path, _MAX_BYTES, what, MalformedConfigFile)
 
 
 def parse_fields(data: bytes, formats: tuple[int, ...] = (FORMAT,)) -> dict[str, Any]:
-    """Return the fields of a known format. Raises MalformedConfigFile without the path."""
+    """Return the fields of a file in a known format. Raises MalformedConfigFile without the
+    path.
+    """
     try:
         tree = json.loads(data.decode())
     except (ValueError, RecursionError) as error:

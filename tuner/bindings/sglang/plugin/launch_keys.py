@@ -32,7 +32,8 @@ def problem_key(kernel: KernelSignature, problem: Attention, *, paged: bool) -> 
 def launch_key(
     kernel: KernelSignature, launch: Launch, grid: Grid, about: About, room: int = 0
 ) -> ProblemKey | None:
-    """Return the `problem_key` of a launch's problem; None with an unsupported option.
+    """Return the `problem_key` of a launch's problem; None if the launch uses an unsupported
+    option.
 
     `about`: the arguments of the launcher. `room`: the launch has room for so many chosen splits;
     0: the engine chose its splits.
@@ -58,7 +59,9 @@ def launch_key(
 def _decode_key(
     kernel: KernelSignature, launch: Launch, grid: Grid, about: About, room: int, dtype: str
 ) -> ProblemKey | None:
-    """Return the key for decode's launcher, whose kernels get a part of the shape and no window."""
+    """Return the key for decode's launcher, whose kernels get parts of the shape, and never a
+    window.
+    """
     shape = decode_shape(about)
     q_heads, kv_heads, Lq, Lv, cap, _, sinks = shape
     if kernel is REDUCE:
@@ -74,7 +77,8 @@ def _decode_key(
 
 
 def decode_shape(about: About) -> tuple[Any, ...]:
-    """Return the shape from decode's launcher: heads, key heads, Lq, Lv, cap, no window, sinks.
+    """Return the shape from decode's launcher: query heads, key heads, Lq, Lv, cap, no window,
+    sinks.
 
     Raises ValueError for the notes of another launcher.
     """

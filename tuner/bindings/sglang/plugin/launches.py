@@ -91,7 +91,9 @@ def note_launcher(launcher: Run, names: Sequence[str]) -> Run:
 
 
 def reader(launcher: Run, names: Sequence[str]) -> Callable[[_Args, _Kwargs], About]:
-    """Return a reader of parameters from a launcher's arguments; tensors give their shapes."""
+    """Return a function that reads parameters from a launcher's arguments, tensors by their
+    shapes.
+    """
     known = inspect.signature(launcher).parameters
     places = {name: place for place, name in enumerate(known)}
     usual = {n: p.default for n, p in known.items() if p.default is not p.empty}
@@ -200,7 +202,9 @@ class TunedLaunches:
         return key, change
 
     def _reader(self, args: _Args, kwargs: _Kwargs) -> _Reader:
-        """Return a reader of the decisive arguments of launches with this arrangement."""
+        """Return a function that reads the decisive arguments from launches with this
+        arrangement.
+        """
         placed = {name: i for i, name in enumerate(self._names[: len(args)])}
         tensors = _getter([placed[name] for name in self.kernel.tensors])
         decisive = (*self.kernel.values, *self.kernel.plain)
@@ -268,7 +272,9 @@ class TunedLaunches:
         return constants
 
     def _longest(self) -> int:
-        """Return the new tokens of the longest; 1 for decode. Raises ValueError if unknown."""
+        """Return the new tokens of the longest sequence; 1 for decode. Raises ValueError if not
+        known.
+        """
         if self.kernel.part in (AttentionPart.DECODE, AttentionPart.REDUCE):
             return 1
         (tokens,) = noted.about

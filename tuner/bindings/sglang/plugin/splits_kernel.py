@@ -1,7 +1,8 @@
 """Write the KV splits of each sequence by a kernel, once before each decode step.
 
 It is a single launch, as in the engine. In torch's operations it was seven, and servers whose steps
-wait for the host became slower: 0.93x for decode of 16 sequences in six layers on an H100.
+wait for the host became slower: 0.93x for decode of 16 sequences in a model of six layers on an
+H100.
 """
 
 # Triton reads the annotations of a kernel, so its arguments have none.

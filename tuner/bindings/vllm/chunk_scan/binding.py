@@ -22,7 +22,9 @@ from tuner.problems.points import Point
 
 
 def _launch_autotuned(kernel: RecordedKernel, grid: Any, **arguments: object) -> None:  # noqa: ANN401
-    """Launch a kernel in place of vLLM's own function, which keeps an autotuner's choice."""
+    """Launch a kernel in place of vLLM's function of that name, which remembers an autotuner's
+    choice.
+    """
     kernel[grid](**arguments)
 
 

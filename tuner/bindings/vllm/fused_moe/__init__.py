@@ -40,7 +40,9 @@ def parse_config_name(text: str) -> NamedLayer | None:
 
 
 def fusions(model: Model, missing: NamedLayer, moe_tp: int) -> set[int]:
-    """Return how many shared experts a release may have appended: none appends any."""
+    """Return the numbers of shared experts that a release may have appended: no release appends
+    any.
+    """
     return set()
 
 

@@ -25,7 +25,10 @@ class LoaderRules:
 
 @lru_cache(maxsize=16)
 def read_loader_rules(root: Path, engine: str) -> LoaderRules:
-    """Return the rules of the vLLM package at `root`. Raises UnsupportedKernel without a loader."""
+    """Return the rules of the vLLM package at `root`.
+
+    Raises UnsupportedKernel if the loader is not in the place of every known version.
+    """
     source = root / SOURCE
     try:
         tree = ast.parse(source.read_text(encoding="utf-8"))

@@ -40,7 +40,9 @@ class VLLMDeltaKernels(VLLMScanKernels):
 
 
 def lift_gated_delta(engine: VLLM, platform: str) -> VLLMDeltaKernels:
-    """Return vLLM's kernels. Raises UnsupportedKernel also for 0.15.1, whose states differ."""
+    """Return the kernels of a copy of vLLM. Raises UnsupportedKernel also for 0.15.1, whose states
+    lie otherwise.
+    """
     found = VLLMDeltaKernels.of(engine, SOURCES, NAME, platform)
     shape = found.shape_of_states()
     if shape != (_VALUES, _KEYS):

@@ -2,7 +2,8 @@
 
 vLLM calls `register` once in each of its processes (entry point group `vllm.general_plugins`). This
 imports nothing of vLLM, torch or Triton: modules of kernels are hooked when a process that runs a
-model imports them. A plugin's function that raises stops the server, so it catches all exceptions.
+model imports them. A plugin's function that raises stops the server, so `register` catches all
+exceptions.
 """
 
 from __future__ import annotations

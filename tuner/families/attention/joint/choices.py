@@ -71,7 +71,10 @@ class Times:
     def __init__(
         self, sizes: JointBuckets, us: Mapping[Candidate, float], own: Mapping[Point, Config]
     ) -> None:
-        """Sort the times. `us`: microseconds by candidate; `own`: the engine's own, by point."""
+        """Sort the times.
+
+        `us`: microseconds by candidate; `own`: the engine's configuration of each point.
+        """
         self._sizes = sizes
         self._own = own
         self._by_candidate = us
@@ -142,14 +145,18 @@ class Times:
         return sorted(choice for choice in found if self.no_slower(choice, slack))
 
     def no_slower(self, choice: JointChoice, slack: float) -> bool:
-        """Say whether a choice is at no length slower than the engine's own beyond `slack`."""
+        """Say whether a choice is at no length slower than the engine's own by more than
+        `slack`.
+        """
         own = self._own_us
         return own is None or all(
             us <= most * (1 + slack) for us, most in zip(choice.us, own, strict=True)
         )
 
     def _choice(self, room: int, constants: tuple[Config, Config]) -> JointChoice | None:
-        """Return the choice of the fastest splits at each length; None if a length has no time."""
+        """Return the choice with the fastest number of splits at each length; None if a length has
+        no time.
+        """
         best = []
         for decode, reduce in zip(*self._us[room], strict=True):
             first, second = decode[constants[0]], reduce[constants[1]]
@@ -162,7 +169,9 @@ class Times:
         return JointChoice(self.cost(us), room, splits, constants, us)
 
     def cost(self, us: Sequence[float]) -> float:
-        """Return the weighted mean of times in units of the engine's own, or in microseconds."""
+        """Return the weighted mean of the times in units of the engine's own, or in
+        microseconds.
+        """
         return self._sizes.decode.cost(us, self._own_us or [None] * len(us))
 
 
@@ -243,7 +252,9 @@ class JointChooser:
                 )
 
     def _stored(self, times: Times, choices: Sequence[JointChoice]) -> JointChoice | None:
-        """Return the stored choice, unless another beats the noise or the engine's is faster."""
+        """Return the stored choice, unless another is faster by more than the noise or the engine's
+        own is faster at all.
+        """
         stored, own = times.choice_of(self.previous or {}), times.engines
         if stored is None or stored == own or not times.no_slower(stored, self.noise):
             return None

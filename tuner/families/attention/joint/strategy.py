@@ -64,7 +64,9 @@ class JointStrategy:
         self._pass_on()
 
     def _numbers(self, sizes: JointBuckets) -> Iterator[Candidate]:
-        """Yield step 1's candidates: the engine's own, and its constants with other splits."""
+        """Yield the candidates of step 1: the engine's own configuration, and its constants with
+        other splits.
+        """
         for part in (AttentionPart.DECODE, AttentionPart.REDUCE):
             for first, point in zip(sizes.decode.points, sizes.points(part), strict=True):
                 own = self._own[point]
@@ -73,7 +75,9 @@ class JointStrategy:
                     yield Candidate(point, with_splits(constants_of(own), splits, room))
 
     def _best(self, sizes: JointBuckets) -> JointChoice:
-        """Return the best choice of step 1; the most splits if the engine's own cannot run."""
+        """Return the best choice of step 1; the most splits if the engine's own constants cannot
+        run.
+        """
         choices = Times(sizes, self._timed(self._first), self._own).choices()
         if choices:
             return choices[0]
@@ -100,7 +104,9 @@ class JointStrategy:
         return [splits for splits, at in self._pairs[point] if at == room]
 
     def _proposed(self) -> list[Candidate]:
-        """Return the inner strategy's proposals at all lengths, until some need a trial."""
+        """Return the inner strategy's proposals at all lengths, until some of them have to be
+        tried.
+        """
         asked: list[Candidate] = []
         while not asked and (proposals := self._inner.ask()):
             for proposal in proposals:
@@ -125,7 +131,9 @@ class JointStrategy:
                 self._inner.tell(proposal, self._together(proposal, wanted))
 
     def _together(self, proposal: Candidate, wanted: Sequence[Candidate]) -> Measurement:
-        """Return the cost of the first kernel's constants beside the engine's second kernel."""
+        """Return the cost of the first kernel's constants, beside the engine's own second
+        kernel.
+        """
         sizes = self._sizes[proposal.point]
         beside = (
             c

@@ -88,7 +88,9 @@ def usual_workload(phase: AttentionPhase) -> Workload:
 
 
 def default_workload(phase: AttentionPhase, use: str) -> Workload:
-    """Return the points of a use at a phase. Raises MalformedWorkload, naming the nearest use."""
+    """Return the points of a use at a phase. Raises MalformedWorkload, which names the nearest
+    use.
+    """
     if use not in USES:
         raise MalformedWorkload(_unknown(use))
     return _shipped(use).of(phase)

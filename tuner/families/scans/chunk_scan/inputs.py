@@ -53,7 +53,9 @@ def make_prompt(problem: ChunkScan, point: Point, *, device: str, seed: int) -> 
 
 
 def views(problem: ChunkScan, prompt: Prompt) -> dict[str, Tensor]:
-    """Return x (T, h, p), B and C (T, g, n) and dt (T, h), views of the rows, and the weights."""
+    """Return x (T, h, p), B and C (T, g, n) and dt (T, h), which are views of the rows, and the
+    weights.
+    """
     inner, shared = problem.heads * problem.head_dim, problem.groups * problem.state_size
     x, B, C = prompt.rows.split([inner, shared, shared], dim=1)
     grouped = (problem.groups, problem.state_size)
@@ -67,8 +69,9 @@ def views(problem: ChunkScan, prompt: Prompt) -> dict[str, Tensor]:
 
 
 def layout(problem: ChunkScan, point: Point, device: str) -> dict[str, Tensor]:
-    """Return the positions of tokens and chunks, int32: token_sequence(T), sequence_ends (sequences
-    + 1), chunk_sequence (c), chunk_ends (c + 1), last_chunks, final_slots (sequences).
+    """Return the positions of tokens and chunks, int32: token_sequence (T), sequence_ends
+    (sequences + 1), chunk_sequence (c), chunk_ends (c + 1), last_chunks and final_slots
+    (sequences).
     """
     sequences, tokens = point.batch_size, point.new_tokens
     each = chunks_of(problem, tokens)

@@ -126,7 +126,9 @@ class _Chunks:
         return cls(point.batch_size, each, problem.chunk_size, tokens_of(point))
 
     def cut(self, rows: Tensor, width: int) -> Tensor:
-        """Return (T, heads * width) as (sequences, c, heads, s, width), with zeros at the end."""
+        """Return (T, heads * width) as (sequences, c, heads, s, width), with zeros behind the
+        last.
+        """
         missing = self.sequences * self.each * self.size - self.tokens
         flat = pad(rows.flatten(1), (0, 0, 0, missing))
         return flat.view(self.sequences, self.each, self.size, -1, width).transpose(2, 3)

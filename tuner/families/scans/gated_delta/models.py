@@ -16,7 +16,10 @@ def reads(text: str, engine: str = "") -> bool:
 
 
 def problems(model: Model, serving: Serving) -> Resolved:
-    """Return a rank's problem. Raises MalformedCheckpoint, UnsupportedFamily or BadProblem."""
+    """Return the problem of a rank.
+
+    Raises MalformedCheckpoint, IndivisibleShape, UnsupportedFamily or BadProblem.
+    """
     model.refuse_unread("delta")
     shape = model.delta or refuse_delta(model.name, model.architecture, preset=True)
     rules = engine_module(serving.engine, NAME)
