@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Union
 
 from tuner.problems.points import Config, Part
@@ -71,8 +71,7 @@ class Space:
         """Return the same grid with further rules, without making the grid again."""
         more = tuple(rules)
         found = replace(self, rules=(*self.rules, *more), settle=settle or self.settle)
-        kept = (c for c in self._configs if all(rule.allows(c) for rule in more))
-        found.__dict__["_configs"] = tuple(kept)
+        found.__dict__["_configs"] = _keeping(more, self._configs)
         return found
 
     def neighbours(self, config: Config) -> list[Config]:
@@ -172,17 +171,14 @@ class Space:
         return self._said({name: values[indices[name]] for name, values in self.axes.items()})
 
     def _said(self, values: Mapping[str, int]) -> Config:
-        said = (item for item in values.items() if self.unsaid.get(item[0]) != item[1])
-        return Config(dict(said))
+        return _said(values, self.unsaid)
 
     def _value(self, config: Config, name: str) -> int:
         return config.get(name, self.unsaid.get(name, 0))
 
     @cached_property
     def _configs(self) -> tuple[Config, ...]:
-        grid = itertools.product(*self.axes.values())
-        configs = (self._said(dict(zip(self.axes, values, strict=True))) for values in grid)
-        return tuple(config for config in configs if self.broken_rule(config) is None)
+        return _keeping(self.rules, _grid(tuple(self.axes.items()), tuple(self.unsaid.items())))
 
     @cached_property
     def _stops(self) -> dict[str, dict[int, float]]:
@@ -232,6 +228,25 @@ class Space:
                 below = at
             below[_octave(self._value(config, last))] = config
         return tree
+
+
+def _said(values: Mapping[str, int], unsaid: Mapping[str, int]) -> Config:
+    return Config({name: value for name, value in values.items() if unsaid.get(name) != value})
+
+
+@lru_cache(maxsize=2)  # both gemms of a layer, and all layers of a command, have one or two grids
+def _grid(
+    axes: tuple[tuple[str, tuple[int, ...]], ...], unsaid: tuple[tuple[str, int], ...]
+) -> tuple[Config, ...]:
+    names, without = [name for name, _ in axes], dict(unsaid)
+    grid = itertools.product(*(values for _, values in axes))
+    return tuple(_said(dict(zip(names, values, strict=True)), without) for values in grid)
+
+
+def _keeping(rules: Iterable[Rule], configs: Iterable[Config]) -> tuple[Config, ...]:
+    for rule in rules:
+        configs = filter(rule.allows, configs)
+    return tuple(configs)
 
 
 def _octave(value: int) -> float:
