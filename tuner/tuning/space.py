@@ -47,6 +47,8 @@ class Space:
     unsaid: Mapping[str, int] = field(default_factory=dict)
     # Gives the configuration that stands for all that run the same way.
     settle: Callable[[Mapping[str, int]], Mapping[str, int]] | None = None
+    # Of a narrowed space: the space that it was made of, which keeps the first of its rules.
+    _wider: Space | None = field(default=None, init=False, repr=False, compare=False)
 
     def broken_rule(self, config: Config) -> Rule | None:
         """Return the first rule that `config` breaks."""
@@ -68,10 +70,9 @@ class Space:
         rules: Iterable[Rule],
         settle: Callable[[Mapping[str, int]], Mapping[str, int]] | None = None,
     ) -> Space:
-        """Return the same grid with further rules, without making the grid again."""
-        more = tuple(rules)
-        found = replace(self, rules=(*self.rules, *more), settle=settle or self.settle)
-        found.__dict__["_configs"] = _keeping(more, self._configs)
+        """Return the same grid with further rules, which alone are looked at for it."""
+        found = replace(self, rules=(*self.rules, *rules), settle=settle or self.settle)
+        object.__setattr__(found, "_wider", self)
         return found
 
     def neighbours(self, config: Config) -> list[Config]:
@@ -178,6 +179,8 @@ class Space:
 
     @cached_property
     def _configs(self) -> tuple[Config, ...]:
+        if self._wider:  # a run may look at few of its points' spaces
+            return _keeping(self.rules[len(self._wider.rules) :], self._wider.configs())
         return _keeping(self.rules, _grid(tuple(self.axes.items()), tuple(self.unsaid.items())))
 
     @cached_property
@@ -293,6 +296,6 @@ def without_equal_groups(space: Space, row_tiles: Callable[[int], int]) -> Space
     rule = Rule(
         "a group is not larger than the rows of tiles need",
         "the kernel limits a group to the rows of tiles that are left: larger groups are the same",
-        lambda config: config.get(GROUP, 1) <= most[config[BLOCK]],
+        lambda config: config[GROUP] <= most[config[BLOCK]],
     )
     return space.narrowed([rule], settled)
