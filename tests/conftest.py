@@ -71,6 +71,15 @@ def compile_cache(run_folder: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file with an empty store, to be copied: migrations take longer than many a test."""
+    database = importlib.import_module("tuner.store.database").Database
+    file = tmp_path_factory.mktemp("template") / "tuner.db"
+    database.open(f"sqlite:///{file}").close()
+    return file
+
+
 @pytest.fixture
 def few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Quick predictions of this process compile four kernels, which say as much as fifty."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def farm(compile_cache: Path) -> Iterator[Farm]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[ResultStore]:
+def store(sqlite_template: Path, tmp_path: Path) -> Iterator[ResultStore]:
     """An empty store."""
+    shutil.copyfile(sqlite_template, tmp_path / "tuner.db")
     with ResultStore.open(f"sqlite:///{tmp_path}/tuner.db") as opened:
         yield opened

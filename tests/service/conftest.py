@@ -39,14 +39,6 @@ def postgres_template(postgres):
         yield str(make_url(url).database)
 
 
-@pytest.fixture(scope="session")
-def sqlite_template(tmp_path_factory):
-    """A SQLite file with an empty store."""
-    file = tmp_path_factory.mktemp("template") / "tuner.db"
-    Database.open(f"sqlite:///{file}").close()
-    return file
-
-
 @pytest.fixture
 def postgres_url(postgres, postgres_template):
     """A PostgreSQL database with an empty store, for one test."""

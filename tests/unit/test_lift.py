@@ -1,12 +1,14 @@
 """What lifting reads of an engine's source: branches, decorators, imports and questions."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from tuner.devices.target import CUDA, HIP
 from tuner.errors import UnsupportedKernel
-from tuner.kernels.lift import lift
+from tuner.kernels.lift import Lifted, lift, lift_from
+from tuner.kernels.source import EngineSource
 
 HEAD = "import triton\nimport triton.language as tl\n"
 KERNEL = "@triton.jit\ndef kernel(x):\n    tl.store(x, used)\n"
@@ -207,3 +209,23 @@ def test_parameters_that_cannot_be_read_are_refused(tmp_path):
     main = f"{HEAD}used = 1\n\n\n{KERNEL.replace('jit', 'jit(do_not_specialize=[*N])')}N = []\n"
     with pytest.raises(UnsupportedKernel, match="do_not_specialize of kernel"):
         text(tmp_path, main)
+
+
+def test_kernels_are_lifted_once_until_a_file_of_theirs_changes(tmp_path, monkeypatch):
+    lifts: list[object] = []
+
+    def counted(source: EngineSource, files: Mapping[Path, Sequence[str]]) -> Lifted:
+        lifts.append(source)
+        return lift_from(source, files)
+
+    monkeypatch.setattr("tuner.kernels.lift.lift_from", counted)
+    main = f"{HEAD}from engine.other import used\n\n\n{KERNEL}"
+    first = text(tmp_path, main, other="used = 1\n")
+    assert text(tmp_path, main) == first
+    assert len(lifts) == 1
+    assert "used = 2\n" in text(tmp_path, main, other="used = 2\n")  # a file that it imports
+    assert "used + used" in text(tmp_path, main.replace("used)", "used + used)"))
+    assert len(lifts) == 3
+    (tmp_path / "engine/other.py").unlink()
+    with pytest.raises(UnsupportedKernel, match="uses 'used' of engine"):
+        text(tmp_path, main.replace("used)", "used + used)"))

@@ -275,10 +275,12 @@ def sidecar_of(path: Path) -> Path | None:
     of ROOT/attention/triton_3_6_0/NAME is below ROOT/provenance/attention, and the sidecar of
     vLLM's ROOT/NAME is ROOT/provenance/NAME.
     """
-    for root in list(path.parents)[:3]:
-        below = path.relative_to(root)
-        for relative in (below, Path(*below.parts[1:])):
-            if (found := root / PROVENANCE / relative).is_file():
+    for depth, root in enumerate(path.parents[:3], start=1):
+        sidecars = root / PROVENANCE
+        if not sidecars.is_dir():  # so with nearly all of the hundreds of files of an engine
+            continue
+        for below in (path.parts[-depth:], path.parts[-depth:][1:]):
+            if (found := sidecars.joinpath(*below)).is_file():
                 return found
     return None
 

@@ -28,6 +28,7 @@ from tuner.kernels.source import (
     bindings,
     bound_name,
     compiler_options,
+    digest_of,
     full_name,
     names_read,
     platform_probes,
@@ -101,6 +102,10 @@ class Lifted:
         return path
 
 
+# By what was asked for: the answer, and a digest of each file that was read for it.
+_LIFTED: dict[tuple[object, ...], tuple[Lifted, Mapping[Path, bytes]]] = {}
+
+
 def load_lifted(path: Path) -> ModuleType:
     """Import a file that `Lifted.write` made. Imports triton."""
     name = path.stem
@@ -132,8 +137,23 @@ def lift(
 def lift_files(
     files: Mapping[Path, Sequence[str]], root: Path, origin: str, platform: str = CUDA
 ) -> Lifted:
-    """Lift functions of several source files, as `lift` does."""
-    return lift_from(EngineSource(root, origin, platform_probes(platform)), files)
+    """Lift functions of several source files, as `lift` does.
+
+    A run asks for the same kernels several times. They are lifted again only if a file from which
+    they were lifted has changed since.
+    """
+    functions = tuple((path, *names) for path, names in files.items())
+    asked = (root, origin, platform, functions)
+    if asked in _LIFTED:
+        lifted, read = _LIFTED[asked]
+        if all(digest_of(path) == digest for path, digest in read.items()):
+            return lifted
+    source = EngineSource(root, origin, platform_probes(platform))
+    lifted = lift_from(source, files)
+    if len(_LIFTED) >= 64:  # more than a command's, less than the tests'
+        _LIFTED.clear()
+    _LIFTED[asked] = lifted, source.digests()
+    return lifted
 
 
 def lift_from(engine: EngineSource, files: Mapping[Path, Sequence[str]]) -> Lifted:

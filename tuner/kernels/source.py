@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import hashlib
 import operator
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -159,7 +160,7 @@ class SourceModule:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.digest = path, digest_of(path)
         text = path.read_text(encoding="utf-8")
         self._lines = text.splitlines(keepends=True)
         self.bindings = bindings(ast.parse(text).body)
@@ -185,6 +186,14 @@ class SourceModule:
         if node.col_offset:
             text = textwrap.dedent(text)
         return text.removeprefix("el") if isinstance(node, ast.If) else text
+
+
+def digest_of(path: Path) -> bytes:
+    """Return a digest of a file's content; empty if it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).digest()
+    except OSError:
+        return b""
 
 
 def bindings(statements: Sequence[ast.stmt]) -> dict[str, list[ast.stmt]]:
@@ -275,6 +284,10 @@ class EngineSource:
             except (OSError, SyntaxError, ValueError) as error:
                 raise UnsupportedKernel(f"{self.origin}: cannot read {path}: {error}") from None
         return self._modules[path]
+
+    def digests(self) -> dict[Path, bytes]:
+        """Return a digest of each file that was read."""
+        return {path: module.digest for path, module in self._modules.items()}
 
     def kernels(self, module: SourceModule) -> dict[str, ast.FunctionDef]:
         """Return the jitted functions that a file defines on this platform."""

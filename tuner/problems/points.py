@@ -96,7 +96,7 @@ class Config(Mapping[str, int]):
     def __init__(self, values: Mapping[str, int]) -> None:
         # A false USE_TMA and an absent one launch the same kernel, so they are equal here.
         self._values = {k: int(v) for k, v in values.items() if not (k == "USE_TMA" and not v)}
-        self.key = ",".join(f"{k}={v}" for k, v in sorted(self._values.items()))
+        self.key = ",".join([f"{k}={v}" for k, v in sorted(self._values.items())])
 
     def __getitem__(self, name: str) -> int:
         return self._values[name]

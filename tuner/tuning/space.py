@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Union
 
 from tuner.problems.points import Config, Part
@@ -47,6 +47,8 @@ class Space:
     unsaid: Mapping[str, int] = field(default_factory=dict)
     # Gives the configuration that stands for all that run the same way.
     settle: Callable[[Mapping[str, int]], Mapping[str, int]] | None = None
+    # Of a narrowed space: the space that it was made of, which keeps the first of its rules.
+    _wider: Space | None = field(default=None, init=False, repr=False, compare=False)
 
     def broken_rule(self, config: Config) -> Rule | None:
         """Return the first rule that `config` breaks."""
@@ -68,11 +70,9 @@ class Space:
         rules: Iterable[Rule],
         settle: Callable[[Mapping[str, int]], Mapping[str, int]] | None = None,
     ) -> Space:
-        """Return the same grid with further rules, without making the grid again."""
-        more = tuple(rules)
-        found = replace(self, rules=(*self.rules, *more), settle=settle or self.settle)
-        kept = (c for c in self._configs if all(rule.allows(c) for rule in more))
-        found.__dict__["_configs"] = tuple(kept)
+        """Return the same grid with further rules, which alone are looked at for it."""
+        found = replace(self, rules=(*self.rules, *rules), settle=settle or self.settle)
+        object.__setattr__(found, "_wider", self)
         return found
 
     def neighbours(self, config: Config) -> list[Config]:
@@ -172,17 +172,16 @@ class Space:
         return self._said({name: values[indices[name]] for name, values in self.axes.items()})
 
     def _said(self, values: Mapping[str, int]) -> Config:
-        said = (item for item in values.items() if self.unsaid.get(item[0]) != item[1])
-        return Config(dict(said))
+        return _said(values, self.unsaid)
 
     def _value(self, config: Config, name: str) -> int:
         return config.get(name, self.unsaid.get(name, 0))
 
     @cached_property
     def _configs(self) -> tuple[Config, ...]:
-        grid = itertools.product(*self.axes.values())
-        configs = (self._said(dict(zip(self.axes, values, strict=True))) for values in grid)
-        return tuple(config for config in configs if self.broken_rule(config) is None)
+        if self._wider:  # a run may look at few of its points' spaces
+            return _keeping(self.rules[len(self._wider.rules) :], self._wider.configs())
+        return _keeping(self.rules, _grid(tuple(self.axes.items()), tuple(self.unsaid.items())))
 
     @cached_property
     def _stops(self) -> dict[str, dict[int, float]]:
@@ -234,6 +233,25 @@ class Space:
         return tree
 
 
+def _said(values: Mapping[str, int], unsaid: Mapping[str, int]) -> Config:
+    return Config({name: value for name, value in values.items() if unsaid.get(name) != value})
+
+
+@lru_cache(maxsize=2)  # both gemms of a layer, and all layers of a command, have one or two grids
+def _grid(
+    axes: tuple[tuple[str, tuple[int, ...]], ...], unsaid: tuple[tuple[str, int], ...]
+) -> tuple[Config, ...]:
+    names, without = [name for name, _ in axes], dict(unsaid)
+    grid = itertools.product(*(values for _, values in axes))
+    return tuple(_said(dict(zip(names, values, strict=True)), without) for values in grid)
+
+
+def _keeping(rules: Iterable[Rule], configs: Iterable[Config]) -> tuple[Config, ...]:
+    for rule in rules:
+        configs = filter(rule.allows, configs)
+    return tuple(configs)
+
+
 def _octave(value: int) -> float:
     return math.log2(value) if value > 0 else -1.0  # 0 lies below 1, as 1 lies below 2
 
@@ -278,6 +296,6 @@ def without_equal_groups(space: Space, row_tiles: Callable[[int], int]) -> Space
     rule = Rule(
         "a group is not larger than the rows of tiles need",
         "the kernel limits a group to the rows of tiles that are left: larger groups are the same",
-        lambda config: config.get(GROUP, 1) <= most[config[BLOCK]],
+        lambda config: config[GROUP] <= most[config[BLOCK]],
     )
     return space.narrowed([rule], settled)

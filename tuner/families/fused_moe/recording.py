@@ -15,6 +15,7 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -85,7 +86,11 @@ class Recording:
 
 def read_recording(path: Path) -> Recording:
     """Read a recording. Raises MalformedRecording with the file, the line and the column."""
-    text = unpack(path, read_packed(path))
+    return _read(path, unpack(path, read_packed(path)))
+
+
+@lru_cache(maxsize=2)  # a command reads the same thousands of rows for each of its runs
+def _read(path: Path, text: str) -> Recording:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         rows = _Rows(path, next(reader, []))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,18 +95,17 @@ def read_loader_rules(root: Path, engine: str) -> LoaderRules:
     """
     for relative in _SOURCES:
         source = root / relative
-        if not source.is_file():
-            continue
-        tree = ast.parse(source.read_text(encoding="utf-8"))
-        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-        if _LOADER in functions and _CHOOSER in functions:
-            return _rules(engine, source, functions[_LOADER], functions[_CHOOSER])
+        if source.is_file() and (found := _rules(engine, source, source.read_text("utf-8"))):
+            return found
     raise UnsupportedKernel(f"{engine} does not keep {_LOADER} in a known place")
 
 
-def _rules(
-    engine: str, source: Path, loader: ast.FunctionDef, chooser: ast.FunctionDef
-) -> LoaderRules:
+@lru_cache(maxsize=16)  # by the text, which each of a plan's hundred problems asks for
+def _rules(engine: str, source: Path, text: str) -> LoaderRules | None:
+    functions = {n.name: n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
+    if not {_LOADER, _CHOOSER} <= functions.keys():
+        return None
+    loader, chooser = functions[_LOADER], functions[_CHOOSER]
     texts = {n.value for n in ast.walk(loader) if isinstance(n, ast.Constant)}
     calls = {ast.unparse(n.func) for n in ast.walk(loader) if isinstance(n, ast.Call)}
     asks = {argument.arg for argument in chooser.args.args}

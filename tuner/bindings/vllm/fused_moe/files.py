@@ -6,7 +6,7 @@ E=256,N=64,device_name=NVIDIA_H100_80GB_HBM3[,dtype=..][,block_shape=[128,128]].
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from tuner.bindings.vllm.functions import device_functions
@@ -73,16 +73,7 @@ class VLLMFusedMoe(MoeEngine):
     def file_name(self, problem: FusedMoe, device: Device, gemm: Gemm) -> str:
         if gemm is Gemm.DOWN:
             raise UnsupportedKernel("vLLM reads no _down files: one file serves both gemms")
-        arguments = {
-            "E": problem.E,
-            "N": problem.N,
-            "dtype": dtype_word(problem),
-            "block_shape": _block_shape(problem),
-        }
-        name: str = device_functions(self.engine, SOURCE, device).call(
-            "get_config_file_name", arguments
-        )
-        return name
+        return _file_name(self.engine, device, problem)
 
     def read_file_name(self, name: str) -> MoeFileKey:
         return parse_file_name(name)
@@ -125,6 +116,18 @@ class VLLMFusedMoe(MoeEngine):
 
     def lift(self, platform: str = CUDA) -> VLLMMoeKernels:
         return lift_fused_moe(self.engine, platform)
+
+
+@lru_cache(maxsize=512)  # exports sort hundreds of paths by it
+def _file_name(engine: VLLM, device: Device, problem: FusedMoe) -> str:
+    arguments = {
+        "E": problem.E,
+        "N": problem.N,
+        "dtype": dtype_word(problem),
+        "block_shape": _block_shape(problem),
+    }
+    name: str = device_functions(engine, SOURCE, device).call("get_config_file_name", arguments)
+    return name
 
 
 def _block_shape(problem: FusedMoe) -> list[int] | None:
