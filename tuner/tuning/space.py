@@ -296,6 +296,6 @@ def without_equal_groups(space: Space, row_tiles: Callable[[int], int]) -> Space
     rule = Rule(
         "a group is not larger than the rows of tiles need",
         "the kernel limits a group to the rows of tiles that are left: larger groups are the same",
-        lambda config: config[GROUP] <= most[config[BLOCK]],
+        lambda config: config.get(GROUP, 1) <= most[config[BLOCK]],
     )
     return space.narrowed([rule], settled)
