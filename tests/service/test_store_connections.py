@@ -16,7 +16,7 @@ from sqlalchemy import make_url, text
 from store_writer import PROBLEM
 
 from tuner.errors import StoreReplaced, StoreUnreachable
-from tuner.store.connect import PoolLimits
+from tuner.store.connect import PoolLimits, connect
 from tuner.store.database import HEAD, Database, try_file_lock
 from tuner.store.jobs import JobStore
 from tuner.store.keys import KeyStore, Scope
@@ -192,6 +192,15 @@ class TestLimits:
         with Database.open(text_of_url, IMPATIENT) as store, store.read() as connection:
             for name, value in (("lock_timeout", "7s"), ("statement_timeout", "20s")):
                 assert connection.execute(text(f"SHOW {name}")).scalar_one() == value
+
+    @pytest.mark.parametrize("options", ["-c statement_timeout=0", "-cstatement_timeout=1min"])
+    def test_a_url_with_a_limit_of_its_own_is_waited_for(self, postgres_url, options):
+        url = make_url(postgres_url).update_query_dict({"options": options})
+        engine = connect(url.render_as_string(hide_password=False), IMPATIENT)
+        with engine.connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            assert driver.silence_s is None
+        engine.dispose()
 
 
 class TestFiles:

@@ -229,3 +229,15 @@ def test_kernels_are_lifted_once_until_a_file_of_theirs_changes(tmp_path, monkey
     (tmp_path / "engine/other.py").unlink()
     with pytest.raises(UnsupportedKernel, match="uses 'used' of engine"):
         text(tmp_path, main.replace("used)", "used + used)"))
+
+
+def test_another_thread_may_forget_kernels_at_any_time(tmp_path, monkeypatch):
+    class Emptied(dict[object, object]):
+        def __contains__(self, key: object) -> bool:
+            found = super().__contains__(key)
+            self.clear()
+            return found
+
+    monkeypatch.setattr("tuner.kernels.lift._LIFTED", Emptied())
+    main = f"{HEAD}used = 1\n\n\n{KERNEL}"
+    assert text(tmp_path, main) == text(tmp_path, main)

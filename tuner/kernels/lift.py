@@ -144,8 +144,8 @@ def lift_files(
     """
     functions = tuple((path, *names) for path, names in files.items())
     asked = (root, origin, platform, functions)
-    if asked in _LIFTED:
-        lifted, read = _LIFTED[asked]
+    if known := _LIFTED.get(asked):  # in one look: other threads lift, too
+        lifted, read = known
         if all(digest_of(path) == digest for path, digest in read.items()):
             return lifted
     source = EngineSource(root, origin, platform_probes(platform))

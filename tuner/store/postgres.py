@@ -63,7 +63,9 @@ def bound(engine: Engine, statement_s: float, connect_s: float) -> None:
     which shows here at once, without a round trip. A connection that a firewall dropped shows
     nothing, so a connection that was idle is asked.
     """
-    silence_s = statement_s + GRACE_S if statement_s else None
+    # A limit of the URL's own comes first, and may be longer.
+    own = "statement_timeout" in " ".join(engine.url.normalized_query.get("options", ()))
+    silence_s = statement_s + GRACE_S if statement_s and not own else None
 
     @event.listens_for(engine, "do_connect")
     def _on_connect(
