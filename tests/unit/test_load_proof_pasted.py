@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.cli.check_files import engine_of_files, files_to_check
 from tuner.deploy.load_proof import LoadProof, prove_loads, read_deployed, render_proof
 from tuner.deploy.load_proof.proof import LoadOutcome
 
@@ -184,3 +185,15 @@ def test_a_release_of_which_only_an_end_is_known_is_asked_for(tmp_path):
     found = proof(tmp_path, START, old)
     assert found.as_dict()["commands"] == []
     assert "before sglang 0.4.7, and newer releases look for other files" in found.steps()[0]
+
+
+ROW = {"status": "ok"}
+
+
+@pytest.mark.parametrize("entries", [None, 3, [1], {"1": {**ROW, "environment": None}}, {"1": ROW}])
+def test_a_sidecar_without_environments_tells_of_none(tmp_path, entries):
+    (tmp_path / "provenance").mkdir()
+    (tmp_path / "provenance" / NAME).write_text(json.dumps({"entries": entries}))
+    (tmp_path / NAME).write_text("{}")
+    assert engine_of_files(files_to_check([str(tmp_path)])) == "sglang"
+    assert not read_deployed(tmp_path).made_for

@@ -76,12 +76,12 @@ def say_other_device(paths: Sequence[Path], device: Device) -> None:
 
 def say_tuned_elsewhere(paths: Sequence[Path], engine: Engine) -> None:
     """Say so if exported files were tuned with another Triton than the engine's servers run."""
-    from tuner.engines.config_files import provenance_of
+    from tuner.engines.config_files import environments_of, provenance_of
     from tuner.engines.engine import engine_triton
 
     runs = engine_triton(engine)
     sidecars = [provenance_of(path.resolve()) for path in paths]
-    known = (env.get("triton") for sidecar in sidecars for env in _environments(sidecar))
+    known = (env.get("triton") for sidecar in sidecars for env in environments_of(sidecar))
     for name in sorted({str(one) for one in known if one and runs} - {runs}):
         say(
             f"there are files tuned with Triton {name}, and servers of {engine.name} "
@@ -93,12 +93,13 @@ def engine_of_files(paths: Sequence[Path]) -> str:
     """Return NAME==VERSION as all sidecars of exported files say it; else the engine whose spelling
     the names have, and say so; else sglang.
     """
-    from tuner.engines.config_files import provenance_of
+    from tuner.engines.config_files import environments_of, provenance_of
 
     found = {
         f"{env['engine']}=={env['engine_version']}"
         for path in paths
-        for env in _environments(provenance_of(path.resolve()))
+        for env in environments_of(provenance_of(path.resolve()))
+        if {"engine", "engine_version"} <= env.keys()
     }
     if len(found) == 1:
         return found.pop()
@@ -173,14 +174,6 @@ def _device(path: Path) -> str:
     from tuner.engines.logs.facts import facts_of_line
 
     return facts_of_line(path.name).get("device")
-
-
-def _environments(sidecar: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
-    entries = sidecar.get("entries", {})
-    for row in entries.values() if isinstance(entries, dict) else entries:
-        env = row.get("environment", {})
-        if {"engine", "engine_version"} <= env.keys():
-            yield env
 
 
 class CheckResult(Protocol):

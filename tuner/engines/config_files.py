@@ -295,6 +295,21 @@ def provenance_of(path: Path) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def entries_of(provenance: Mapping[str, Any]) -> list[Any]:
+    """Return the entries of a sidecar's fields, which have them by size or in a list."""
+    entries = provenance.get("entries")
+    entries = list(entries.values()) if isinstance(entries, dict) else entries
+    return entries if isinstance(entries, list) else []
+
+
+def environments_of(provenance: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the environments of the entries in which a sidecar's fields have them."""
+    for row in entries_of(provenance):
+        environment = row.get("environment") if isinstance(row, dict) else None
+        if isinstance(environment, dict):
+            yield environment
+
+
 def kept_file(sidecar: Path) -> Path:
     """Return the path at which an export keeps the engine's file that it replaces.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.deploy.bundle.manifest import CONFIGS, NAME, read_manifest
-from tuner.engines.config_files import PROVENANCE, provenance_of
+from tuner.engines.config_files import PROVENANCE, entries_of, environments_of, provenance_of
 from tuner.errors import BadInput, BadProblem, BundleRefused
 from tuner.problems.points import Problem
 from tuner.problems.registry import parse_problem
@@ -193,21 +193,13 @@ def _parsed(specs: Mapping[str, Any]) -> dict[str, Problem]:
 def _environments(sidecar: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (name, value) of the environments of a tuned file's entries."""
     names = {"engine": "engine", "version": "engine_version", "device": "device"}
-    for row in _entries(sidecar):
-        known = row.get("environment", {}) if isinstance(row, dict) else {}
+    for known in environments_of(sidecar):
         yield from ((ours, str(known[name])) for ours, name in names.items() if name in known)
 
 
 def _statuses(sidecar: Mapping[str, Any]) -> Mapping[str, int]:
     """Return the entries of a file by status; none if the file has no sidecar."""
     try:
-        return Counter(str(row["status"]) for row in _entries(sidecar))
+        return Counter(str(row["status"]) for row in entries_of(sidecar))
     except (KeyError, TypeError):
         return {}
-
-
-def _entries(sidecar: Mapping[str, Any]) -> list[Any]:
-    entries = sidecar.get("entries", ())
-    if isinstance(entries, dict):
-        return list(entries.values())
-    return entries if isinstance(entries, list) else []
