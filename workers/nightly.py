@@ -26,7 +26,7 @@ from tuner.tuning.gains import NOISE, gains, mean_gain
 from workers.coverage import WatchState, WatchStatus, watch_statuses
 from workers.night_report import model_reports, with_faster
 from workers.queue import Announcer, Announces
-from workers.settings import Settings
+from workers.settings import STORE_LIMITS, Settings
 from workers.watches import LeftAlone, Unresolved, WatchList, watch_list_of
 
 KINDS = ("missing", "stale", "revalidated")  # kinds of queued requests, in a round's summary
@@ -168,7 +168,7 @@ def run_nightly(
     settings: Settings, *, dry_run: bool = False, force: bool = False, today: date | None = None
 ) -> dict[str, Any]:
     """Call `do_round` in the settings' store, with messages over their broker."""
-    with Database.open(settings.database_url) as store:
+    with Database.open(settings.database_url, STORE_LIMITS) as store:
         announcer = Announcer(settings)
         return do_round(settings, store, announcer, dry_run=dry_run, force=force, today=today)
 

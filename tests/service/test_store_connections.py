@@ -23,6 +23,7 @@ from tuner.store.keys import KeyStore, Scope
 from tuner.store.postgres import GRACE_S, IDLE_S
 from tuner.store.tables import VERSION_TABLE
 from workers import run_job
+from workers.nightly import run_nightly
 from workers.service import EmbeddedWorker
 from workers.settings import STORE_LIMITS, Settings
 
@@ -141,13 +142,21 @@ class TestLimits:
                 assert jobs.counts() == {}
             assert submit(jobs, REQUEST).created
 
-    def test_workers_and_their_children_give_it_up_too(self, postgres_url):
-        worker = EmbeddedWorker(Settings(postgres_url), gpus=())
+    def test_workers_their_children_and_their_nights_give_it_up_too(
+        self, postgres_url, monkeypatch
+    ):
+        def silence_s(_: object, store: Database, *args: object, **named: object) -> dict[str, Any]:
+            with store.engine.connect() as connection:
+                driver: Any = connection.connection.driver_connection
+                return {"silence_s": driver.silence_s}
+
+        settings = Settings(postgres_url)
+        monkeypatch.setattr("workers.nightly.do_round", silence_s)
+        worker = EmbeddedWorker(settings, gpus=())
         with run_job.open_database(postgres_url) as child, worker._database as parent:
-            for store in (child, parent):
-                with store.engine.connect() as connection:
-                    driver: Any = connection.connection.driver_connection
-                    assert driver.silence_s == STORE_LIMITS.statement_s + GRACE_S
+            found = [silence_s(settings, store) for store in (child, parent)]
+        limit = {"silence_s": STORE_LIMITS.statement_s + GRACE_S}
+        assert [*found, run_nightly(settings)] == [limit] * 3
 
     @both_databases
     def test_a_pool_without_a_free_connection_is_given_up(self, store_url):
