@@ -71,11 +71,15 @@ def watch_statuses(
         {request.problem for request in requests},
     )
     places = set(map(_result_source, requests))
-    hosts = {place: {one.host for one in place[0].takers(workers)} for place in places}
-    mixed = any(len(some) > 1 for some in hosts.values())
+    mixed = {place for place in places if len(place[0].hosts(workers)) > 1}
     first_runs = lookups.first_runs(devices) if mixed else {}
     stored = {
-        place: _Results(_answers(found, *place), hosts[place], first_runs) for place in places
+        place: _Results(
+            _answers(found, *place),
+            {one.host for one in place[0].takers(workers)},
+            first_runs if place in mixed else {},
+        )
+        for place in places
     }
     return [_judge(request, stored[_result_source(request)]) for request in requests]
 
@@ -89,9 +93,10 @@ def source_of(environment: Environment) -> str:
 class _Results:
     """The results that answer requests for one device, engine and kind of problem.
 
-    Hosts may differ, for example in their drivers, and any of the `hosts` may take a job. So on
-    several hosts the newest environment is the last to be seen first, and a result that was
-    published since then is as fresh as a job could make it.
+    Hosts may differ, for example in their drivers, and any of them may take a job, also by day a
+    host that is off at night. So on several hosts the newest environment is the last to be seen
+    first, by `first_runs`, and a result that was published since then is as fresh as a job could
+    make it. `hosts` are the takers' alone.
     """
 
     def __init__(
@@ -101,7 +106,7 @@ class _Results:
         first_runs: Mapping[Environment, datetime],
     ) -> None:
         self.elsewhere = not set(hosts) <= {socket.gethostname()}
-        self.first_runs = first_runs if len(hosts) > 1 else {}
+        self.first_runs = first_runs  # empty on one host
         self.of: dict[Problem, list[Published]] = defaultdict(list)  # the newest last
         self._newest: dict[str, Published] = {}  # by engine version
         # Results of the shelf come first: they say nothing of the cards here.

@@ -144,6 +144,16 @@ def test_hosts_with_two_drivers_do_not_make_each_other_s_results_stale(fleet):
     assert sorted(later, key=str) == IN_TURN[:3]
 
 
+def test_hosts_that_are_off_at_night_make_no_results_stale_either(fleet):
+    fleet.tuned(NEW, NEW, NEW)
+    always, by_day = Host("a", NEW), Host("b", replace(NEW, driver="570.1"))
+    nights = []
+    for day in range(6):
+        nights.append(fleet.night([always]))
+        fleet.work([by_day, always] if day % 2 else [always, by_day])
+    assert sorted(nights[3:], key=str) == IN_TURN[:3]  # see above
+
+
 def test_a_driver_that_is_new_on_all_hosts_makes_each_result_stale_once(fleet):
     fleet.tuned(NEW, NEW, NEW)
     later = replace(NEW, driver="590.1")

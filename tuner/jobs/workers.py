@@ -215,6 +215,10 @@ class JobRequirements:
         last = {one.info.name: one.info for one in sorted(able, key=lambda one: one.seen_at)}
         return [one for one in last.values() if one.host != socket.gethostname()]
 
+    def hosts(self, workers: Iterable[WorkerStatus]) -> set[str]:
+        """Return the hosts of all known workers that can do the job, living or not."""
+        return {one.info.host for one in workers if self.met_by(one.info)}
+
     @property
     def version(self) -> str | None:
         return _parts(self.engine)[1]
