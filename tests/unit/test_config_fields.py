@@ -150,3 +150,8 @@ def test_a_group_of_weights_is_a_size_or_the_whole_of_k(group):
     for quant in ({**packed, "group_size": group}, {"quant_method": "fp8", "weight_block_size": 0}):
         with pytest.raises(MalformedCheckpoint):
             read_quantization({"quantization_config": quant}, None)
+
+
+def test_blocks_of_weights_are_no_groups_along_k():
+    quant = {"quant_method": "auto-round", "bits": 8, "group_size": [128, 128]}
+    assert read_quantization({"quantization_config": quant}, None).dtype is None

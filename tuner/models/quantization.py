@@ -335,6 +335,8 @@ def _true_of(details: Mapping[str, object]) -> str:
 
 def _groups(name: str, bits: object, group: object) -> Quantization:
     dtype = {4: Dtype.INT4_W4A16, 8: Dtype.INT8_W8A16}.get(bits if isinstance(bits, int) else 0)
+    if isinstance(group, list):  # blocks, which the kernels for groups do not read
+        return Quantization(name, None)
     along_k = None if group == -1 else size({"group_size": group}, ("group_size",))
     if along_k:
         return Quantization(name, dtype, (0, along_k) if dtype else None)
