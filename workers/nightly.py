@@ -195,7 +195,9 @@ def do_round(
     nights = NightStore(store, clock)
     watch_list = watch_list_of(settings, nights)
     if not watch_list.watches:
-        return _dated({"skipped": "nothing is watched: add a watch first"}, day)
+        return _dated(
+            {"skipped": "nothing is watched: begin with `tuner nightly watches add`"}, day
+        )
     if dry_run:
         return _dated(work_of(watch_list, store, clock).summary({}), day)
     began = nights.begin(SCHEDULE, day, watch_list.of_file, again=force)

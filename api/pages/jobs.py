@@ -41,6 +41,7 @@ from api.routes.jobs import (
 from api.routes.results import get_progress, list_trials, list_winners
 from api.routes.service import list_devices, list_models, plan_body
 from api.state import Api, ApiDep
+from tuner.devices.table import devices
 from tuner.errors import BadInput, NotRetriable, UnknownJob
 from tuner.jobs.job import MAX_ATTEMPTS, JobState
 from tuner.jobs.queue import JobQuery
@@ -144,9 +145,10 @@ def _cancel_one(job_id: str, caller: Submitter, api: Api) -> str:
 
 
 @router.get("/new")
-def show_form(request: Request, caller: Submitter) -> Response:
+def show_form(request: Request, caller: Submitter, api: ApiDep) -> Response:
     """Show the form for a job, with the fields that the address gives."""
-    return _form(request, caller, dict(request.query_params))
+    given = dict(request.query_params)
+    return _form(request, caller, {**given, "device": given.get("device") or _likely_device(api)})
 
 
 @router.post("")
@@ -314,6 +316,15 @@ def _form(
         dtypes=[one.value for one in Dtype],
         efforts=[one.value for one in Effort],
     )
+
+
+def _likely_device(api: Api) -> str:
+    """Return the GPU of a living worker, else of the newest result; "" if there is neither."""
+    if living := [one.info.device for one in api.fleet.workers() if one.alive and one.info.device]:
+        return living[0]
+    found = api.lookups.environments([device.name for device in devices()])
+    newest = max(found, key=lambda one: one.newest, default=None)
+    return newest.environment.device if newest else ""
 
 
 def _body_of(form: Mapping[str, str]) -> dict[str, Any]:

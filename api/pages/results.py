@@ -123,14 +123,21 @@ class ResultPage(ResultOf):
     down: str = Field("", max_length=60)
 
 
+async def _asked(request: Request) -> ResultPage | None:
+    """Return the query, None for none. Raises as `asked` does."""
+    return await asked(ResultPage)(request) if request.query_params else None
+
+
 @router.get("/results")
 def show_result(
     request: Request,
-    wanted: Annotated[ResultPage, Depends(asked(ResultPage))],
+    wanted: Annotated[ResultPage | None, Depends(_asked)],
     caller: Reader,
     api: ApiDep,
 ) -> Response:
-    """Show the result of a problem on a device."""
+    """Show the result of a problem on a device. Without a query, go where results are chosen."""
+    if wanted is None:
+        return go(request, "")
     which = ResultOf(problem=wanted.problem, device=wanted.device, engine=wanted.engine)
     result = get_result(which, caller, api)
     histories = result["environments"]

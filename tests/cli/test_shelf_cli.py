@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from math import exp, log
@@ -147,6 +148,17 @@ def test_what_is_not_asked_for_is_not_exported(shelved, tmp_path):
     run("results", "import", written(tmp_path, small()), env=shelved, code=0)
     found = json.loads(run(*words, "--json", env=shelved, code=0).stdout)
     assert {one["problem"] for one in found["files"]} == {SMALL}
+
+
+def test_a_layer_that_the_shelf_has_for_another_release_names_that_release(shelved, tmp_path):
+    """And the command that tunes it is whole: it has all that was asked for."""
+    words = ("deepseek-r1", "--tp", "8", "--device", "H200", "--engine", "sglang==0.5.16")
+    family = ("--family", "fused_moe", "--no-fuse-shared")
+    for of, every in (((), " --all"), (family, "")):
+        said = run("export", *words, *of, "--out", tmp_path, env=shelved, code=1).stderr
+        (tune,) = re.findall(r"run `tuner tune ([^`]+)` first", said)
+        assert sorted(tune.split()) == sorted([*words, *of, *every.split()])
+    assert "the shelf has winners for 1 of 1 problems with --engine sglang==0.5.23" in said
 
 
 def test_a_bundle_takes_the_shelf_s_files_and_says_so(shelved, tmp_path):

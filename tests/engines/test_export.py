@@ -23,6 +23,7 @@ from tuner.export.choice import choose
 from tuner.export.delivery import cards_to_serve
 from tuner.export.diff import diff_exports
 from tuner.export.export import deliveries_for, export, export_device, packaged_to_carry
+from tuner.export.plan import FoundFile, plan_model
 from tuner.export.selection import select
 from tuner.families.fused_moe.engine import moe_engine
 from tuner.families.fused_moe.export import MoeDelivery
@@ -109,6 +110,9 @@ def test_a_further_name_for_which_the_engine_ships_a_file_keeps_it(tmp_path):
     assert "MI355X" in file.path.name
     (delivery,) = deliveries_for(some, engine)
     assert cards_to_serve(delivery, problem, device) == [device]
+    for card in (device, find_device("L4")):
+        (planned,) = plan_model([problem], engine, card, {}, (), lambda _: None).problems
+        assert (planned.file is FoundFile.SHIPPED) == (card == device)
 
 
 def test_a_file_that_would_lack_a_size_is_refused_and_nothing_is_written(engine, tmp_path):
@@ -479,7 +483,8 @@ def test_the_command_chooses_by_problem_or_model(tmp_path, monkeypatch):
     for words in (["export", model, "--tp", "4"], ["report", model, "--tp", "4"]):
         none = run(app, [*words, *command[1:]])
         assert (none.exit_code, "did you mean" in none.stderr) == (1, False)
-        step = "run `tuner tune MODEL --device NVIDIA_H200 --engine sglang==0.5.16` first"
+        served = "--engine sglang==0.5.16 --server-args '--attention-backend triton' --tp 4"
+        step = f"run `tuner tune {model} --device H200 {served} --all` first"
         assert step in " ".join(none.stderr.split())
     unknown = run(app, [*command, "deepseek-r11", "--tp", "16"])
     assert (unknown.exit_code, "did you mean" in unknown.stderr) == (2, True)

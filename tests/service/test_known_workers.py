@@ -171,6 +171,7 @@ class TestOverHttp:
 
     def test_a_job_that_nobody_can_do_says_so_at_once_and_later(self, server):
         never = "no worker with NVIDIA_L40S and sglang 0.5.16 was ever seen"
+        never += ": start `tuner worker` on a host with both"
         job = server.submit(engine="sglang==0.5.16")
         assert job["waiting"] == never
         events = server.app.state.api.jobs.events(job["id"])

@@ -59,7 +59,8 @@ def test_each_job_is_done_by_a_worker_that_has_its_engine(jobs, postgres_url, re
             assert one.request.engine == f"sglang=={worker}"
         unknown = submit(jobs, replace(replay(), engine="sglang==0.4.4")).job
         waiting = queue.waiting(unknown)
-        assert waiting == "no worker for predictions of NVIDIA_H200 and sglang 0.4.4 was ever seen"
+        never = "no worker for predictions of NVIDIA_H200 and sglang 0.4.4 was ever seen"
+        assert waiting == f"{never}: start `tuner worker` on a host with sglang 0.4.4"
 
 
 def test_a_worker_without_triton_refuses_what_it_cannot_compile(sqlite_url, tmp_path, monkeypatch):

@@ -308,6 +308,35 @@ def test_a_form_takes_any_name_of_a_device(visitor: Visitor) -> None:
     assert '<option value="NVIDIA_L40S" selected>' in visitor.open("/jobs/new?device=L40S")
 
 
+def test_the_device_of_a_new_job_is_of_a_worker_or_of_the_newest_result(sqlite_url: str) -> None:
+    with serving(ApiSettings(Settings(sqlite_url))) as running:
+        api = running.app.state.api
+        mine = Visitor(replace(running, key=None))
+        mine.log_in(api.keys.add("me", Scope.ADMIN))
+        api.workers.beat(WORKER)  # it has no GPU
+        assert chosen(mine) == []
+        for device in ("NVIDIA_H200", "NVIDIA_L40S"):
+            key = replace(KEY, environment=replace(ENVIRONMENT, device=device))
+            api.results.finish_run(api.results.begin_run(key), [ENTRY], Totals())
+        assert chosen(mine) == ["NVIDIA_L40S"]
+        api.workers.beat(replace(WORKER, id="w-2", gpu="0", device="NVIDIA_H20"))
+        api.fleet._seen = None  # its workers are a moment old
+        assert chosen(mine) == ["NVIDIA_H20"]
+
+
+def chosen(visitor: Visitor) -> list[str]:
+    """The device that the form has chosen; without one, the browser asks for it."""
+    html = visitor.open("/jobs/new")
+    assert re.search('<select id="device"[^>]* required[^>]*><option value="">', html)
+    return re.findall('<option value="(NVIDIA_[^"]+)" selected>', html)
+
+
+def test_results_without_a_query_lead_to_where_a_result_is_chosen(visitor: Visitor) -> None:
+    answer = visitor.send("GET", "/results")
+    assert (answer.status, urljoin("/results", answer.headers["location"])) == (303, "/")
+    assert visitor.send("GET", "/results?device=L40S").status == 422
+
+
 def test_models_name_their_dtype_as_the_api_does(visitor: Visitor) -> None:
     html = visitor.open("/models")
     assert ">fp8_w8a8</td>" in html and "Dtype." not in html

@@ -127,11 +127,19 @@ def test_results_are_listed_shown_and_forgotten(
     mine = (KEY.problem.spec(), "--device", "L40S")
     shown = tuner("results", "show", *mine, *at).stdout
     assert "tuned us" in shown and "1.25x" in shown
+    place = KEY.environment
+    release = f"sglang {place.engine_version}, Triton {place.triton}; "
+    assert shown.splitlines()[1].startswith(release)
+    engines = json.loads(tuner("results", "show", *mine, *at, "--json").stdout)["engines"]
+    assert engines == [f"sglang=={place.engine_version}"]
     assert "scope" in tuner("results", "forget", *mine, *at, code=2).stderr
     monkeypatch.setenv("TUNER_API_KEY", server.app.state.api.keys.add("root", Scope.ADMIN))
     tuner("results", "forget", *mine, "--engine", "sglang==0.5.16", *at, code=2)
     said = tuner("results", "forget", *mine, *at).stderr
     assert said.startswith(f"forgot the results of {KEY.problem.spec()} on NVIDIA_L40S")
+    wanted = ("deepseek-r1", "--device", "L40S", "--engine", "sglang==0.5.16", *at)
+    none = tuner("export", *wanted, code=1).stderr
+    assert f"run `tuner jobs submit {' '.join(wanted)}` first" in " ".join(none.split())
     gone = tuner("results", "show", *mine, *at, code=2)
     assert "`tuner results list` lists its results" in gone.stderr
     with ResultStore.open(filled) as opened:

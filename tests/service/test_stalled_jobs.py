@@ -98,7 +98,8 @@ def test_a_job_with_heartbeats_is_not_stalled(server, url):
 
 def test_the_list_says_why_a_job_waits(server, url, visitor):
     server.submit(engine="sglang==0.5.16")
-    why = "no worker with NVIDIA_L40S and sglang 0.5.16 was ever seen"
+    never = "no worker with NVIDIA_L40S and sglang 0.5.16 was ever seen"
+    why = f"{never}: start `tuner worker` on a host with both"
     (listed,) = server.call("GET", "/v1/jobs").json["jobs"]
     assert (listed["waiting"], listed["stalled"]) == (why, None)
     assert why in visitor.open("/jobs")

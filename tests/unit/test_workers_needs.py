@@ -112,7 +112,11 @@ def test_repeated_work_is_for_the_workers_that_take_it_or_are_expected_back(work
 @pytest.mark.parametrize(
     ("workers", "reason"),
     [
-        ([], "no worker with NVIDIA_L40S and sglang 0.5.16 was ever seen"),
+        (
+            [],
+            "no worker with NVIDIA_L40S and sglang 0.5.16 was ever seen: start `tuner worker` on a "
+            "host with both",
+        ),
         (
             [status(alive=False, seen_at=NOW - timedelta(days=3, hours=2))],
             "no worker with NVIDIA_L40S and sglang 0.5.16 is alive; last seen 3 days ago",

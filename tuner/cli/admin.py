@@ -70,7 +70,9 @@ def list_workers(server: Server = None, as_json: Json = False) -> None:
     """List workers: their abilities, their jobs and their states."""
     with open_jobs(server) as queue:
         found = queue.workers()
-    show(as_json, lambda: [one.as_json() for one in found], lambda: _table(found))
+    first = "no worker was seen in the last two weeks: start `tuner worker` on a host with GPUs"
+    nothing = "" if found else first
+    show(as_json, lambda: [one.as_json() for one in found], lambda: _table(found), nothing)
 
 
 @command_of(workers, "drain")

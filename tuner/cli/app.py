@@ -171,10 +171,16 @@ def say(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def show(as_json: bool, value: Callable[[], object], text: Callable[[], str]) -> None:
-    """Print a result, as JSON or as text."""
+def show(
+    as_json: bool, value: Callable[[], object], text: Callable[[], str], nothing: str = ""
+) -> None:
+    """Print a result, as JSON or as text. Of an empty list, say instead of the text that there is
+    `nothing`, to stderr.
+    """
     if as_json:
         print_json(value())
+    elif nothing:
+        say(nothing)
     else:
         lines = text()
         typer.echo(lines, nl=not lines.endswith("\n"))

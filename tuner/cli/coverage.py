@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tuner.cli import complete
-from tuner.cli.app import command_of, group, print_json, refuse_foreign, say, show
+from tuner.cli.app import command_of, group, refuse_foreign, say, show
 from tuner.cli.options import (
     EffortName,
     EngineSpec,
@@ -72,12 +72,8 @@ def list_watches(server: Server = None, as_json: Json = False) -> None:
     """List the watches that were added; a nightly.toml may have more."""
     with open_watching(server) as watching:
         found = watching.watches()
-    if as_json:
-        print_json(found)
-    elif found:
-        typer.echo("\n".join(map(_watch_text, found)))
-    else:
-        say("no watch was added: `tuner nightly watches add` adds a watch")
+    nothing = "" if found else "no watch was added: `tuner nightly watches add` adds a watch"
+    show(as_json, lambda: found, lambda: "\n".join(map(_watch_text, found)), nothing)
 
 
 @command_of(watches, "add")
@@ -166,13 +162,16 @@ def coverage(
     name = find_device(device).name if device else None
     with open_watching(server) as watching:
         rows = list(watching.watched(name) if watched else watching.stored(name))
-    if as_json:
-        print_json(rows)
-    elif rows:
-        typer.echo(_sections(map(_watched_text if watched else _stored_text, rows)))
-    else:
-        first = "nightly watches add" if watched else "tune"
-        say(f"nothing is {'watched' if watched else 'stored'}: begin with `tuner {first}`")
+    row_text = _watched_text if watched else _stored_text
+    nothing = "" if rows else nothing_stored(name, watched=watched)
+    show(as_json, lambda: rows, lambda: _sections(map(row_text, rows)), nothing)
+
+
+def nothing_stored(device: str | None, *, watched: bool = False) -> str:
+    """Say that no result is stored, or that no problem is watched, and how to begin."""
+    first = "nightly watches add" if watched else "tune"
+    what = f"nothing is {'watched' if watched else 'stored'}" + (f" for {device}" if device else "")
+    return f"{what}: begin with `tuner {first}`"
 
 
 def _watch_text(row: Mapping[str, Any]) -> str:

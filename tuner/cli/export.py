@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,14 +25,21 @@ from tuner.cli.options import (
     ServerArgs,
     Tp,
 )
-from tuner.cli.plan import asked_by_cluster
+from tuner.cli.plan import asked_by_cluster, given_words
 from tuner.cli.problems import asked_model, divided, problems_to_ship
 from tuner.errors import BadInput
 from tuner.problems.registry import parse_problem
 from tuner.shell import command_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tuner.cli.problems import TargetOptions
+    from tuner.devices.table import Device
+    from tuner.engines.engine import Engine
     from tuner.export.diff import ExportDiff
+    from tuner.problems.points import Problem
+    from tuner.problems.results import Winner
     from tuner.store.night_diff import NightDiff
 
 
@@ -41,6 +49,7 @@ _NIGHT = re.compile(r"\d{4}-\d\d-\d\d")
 @command
 @with_model_options
 def export(
+    context: typer.Context,
     model: OneModel = "",
     device: DeviceOrHere = "",
     out: Annotated[
@@ -91,13 +100,13 @@ def export(
             "--server-args": server_args,
         }
         found, wanted, flags = asked_by_cluster(cluster, card, choice, given)
+        asked = None
     else:
         found = find_engine(engine)
         asked, flags = asked_model(model, server_args, card, found, tp, dtype)
         wanted = problems_to_ship(problem or (), asked, choice)
         flags = divided(flags, found.name, choice)
-    with open_results(server) as store:
-        winners = store.winners(device=card.name, engine=found.name, engine_version=found.version)
+    winners = _stored(context, wanted, card, found, asked, choice)
     result = export_device(
         winners,
         card,
@@ -114,6 +123,49 @@ def export(
     if result.files and not as_json and not into_engine:
         proof = command_line("tuner", "load-proof", str(result.root), "server.log")
         say(f"next, with the log of a server that was started so: {proof}")
+
+
+def _stored(
+    context: typer.Context,
+    wanted: Sequence[Problem],
+    card: Device,
+    engine: Engine,
+    asked: TargetOptions | None,
+    choice: FamilyChoice,
+) -> Sequence[Winner]:
+    """Return the current winners of a card and an engine. Raises ExportRefused if there are none
+    for the `wanted` problems of a model (`asked`) or a cluster file: it names the command that
+    tunes what this command line asks for.
+    """
+    from tuner.export.selection import no_winners, winners_of
+
+    given = context.params
+    with open_results(given["server"]) as store:
+        found = store.winners(device=card.name, engine=engine.name, engine_version=engine.version)
+    if not wanted or given["problem"] or winners_of(found, wanted):
+        return found
+    words = list(given_words(context, ("out", "into_engine", "allow_predicted")))
+    every = asked is not None and not (choice.names or asked.target.is_one)
+    first, or_else = ["tune", *words, *["--all"] * every], ""
+    if not given["server"]:
+        or_else = _of_other_releases(wanted, card, engine)
+    else:  # `jobs submit` takes no cluster file
+        first = ["jobs", "submit", *words] if asked else []
+    raise no_winners(card, engine, wanted[0].spec(), first=first, or_else=or_else)
+
+
+def _of_other_releases(wanted: Sequence[Problem], card: Device, engine: Engine) -> str:
+    """Say for which other releases of an engine the shelf has winners for some problems."""
+    from tuner.store.shelf import published_for
+
+    found = published_for([card.name], [engine.name], set(wanted))
+    of = {(one.environment.engine_version, one.problem) for one in found}
+    return "".join(
+        f"; the shelf has winners for {count} of {len(set(wanted))} problems with --engine "
+        f"{engine.name}=={version}"
+        for version, count in Counter(version for version, _ in of).items()
+        if version != engine.version
+    )
 
 
 @command
@@ -159,6 +211,7 @@ def _diff_nights(old: str, new: str, server: str | None) -> NightDiff:
 @command
 @with_model_options
 def report(
+    context: typer.Context,
     model: OneModel = "",
     device: DeviceOrHere = "",
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the page to.")] = Path(
@@ -190,8 +243,7 @@ def report(
     asked, flags = asked_model(model, server_args, card, found, tp, dtype)
     wanted = problems_to_ship(problem or (), asked, choice)
     named = [parse_problem(spec) for spec in problem or ()]
-    with open_results(server) as store:
-        stored = store.winners(device=card.name, engine=found.name, engine_version=found.version)
+    stored = _stored(context, wanted, card, found, asked, choice)
     winners = wanted_winners(wanted, stored, card, found, named)
     winners = for_servers(
         winners, card, (found.name, found.version), divided(flags, found.name, choice)

@@ -23,6 +23,7 @@ from tuner.shell import command_line
 if TYPE_CHECKING:  # `tuner --help` must not pay for SQLAlchemy
     from tuner.jobs.client import RemoteQueue
     from tuner.jobs.job import Job, JobEvent, JobRequest, UnreadableRequest
+    from tuner.jobs.queue import JobQuery
     from tuner.store.jobs import LocalQueue
     from tuner.tuning.progress import LiveLine
 
@@ -108,7 +109,20 @@ def list_jobs(
         as_json,
         lambda: [_as_json(job, waiting) for job, waiting in found],
         lambda: _list_text(found),
+        "" if found else _nothing(query, server),
     )
+
+
+def _nothing(query: JobQuery, server: str | None) -> str:
+    """Say that there is no job, and name the command that queues the first."""
+    from tuner.jobs.queue import JobQuery
+
+    at = ["--server", server] if server else []
+    if query != JobQuery():
+        every = command_line("tuner", "jobs", "list", *at)
+        return f"no job matches these options: `{every}` lists all"
+    first = command_line("tuner", "jobs", "submit", "MODEL", "--device", "GPU", *at)
+    return f"there is no job: `{first}` queues the first"
 
 
 @command_of(jobs, "show")

@@ -119,7 +119,8 @@ def list_keys(as_json: Json = False) -> None:
         )
         for key in found
     ]
-    show(as_json, lambda: rows, lambda: table(headers, cells))
+    nothing = "" if rows else "there is no key: `tuner admin keys create NAME` makes a key"
+    show(as_json, lambda: rows, lambda: table(headers, cells), nothing)
 
 
 @command_of(keys, "revoke")

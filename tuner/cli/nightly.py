@@ -13,7 +13,7 @@ from tuner.cli.app import command_of, refuse_foreign, show
 from tuner.cli.coverage import item, nightly, open_watching
 from tuner.cli.options import Json, Server
 from tuner.errors import BadInput, ServerUnavailable, StoreFull, StoreUnreachable
-from tuner.render import table
+from tuner.render import folded, table
 
 if TYPE_CHECKING:
     from tuner.cli.coverage import Watching
@@ -55,7 +55,8 @@ def run_night(
     with _open_nights(server, watch_list) as watching:
         if past:
             found = watching.nights(LISTED)
-            show(as_json, lambda: found, lambda: _nights_text(found))
+            nothing = "" if found else "there was no night yet: `tuner nightly run` does a night"
+            show(as_json, lambda: found, lambda: _nights_text(found), nothing)
             return
         summary = _last(watching) if last else watching.run_night(dry_run=dry_run, force=force)
     show(as_json, lambda: summary, lambda: _night_text(summary))
@@ -115,9 +116,9 @@ def _night_text(summary: Mapping[str, Any]) -> str:
     found += [("error", one["what"], one["why"]) for one in errors_of(summary)]
     widest = max((len(kind) for kind, *_ in found), default=0)
     items = [item(kind.ljust(widest), what, detail) for kind, what, detail in found]
-    waits = [f"its jobs wait: {why}" for why in summary.get("unmet") or ()]
+    waits = [folded(f"its jobs wait: {why}") for why in summary.get("unmet") or ()]
     models = [report_line(one) for one in summary.get("models") or ()]
-    parts = [headline(summary), *waits, *([""] if models else []), *models]
+    parts = [folded(headline(summary)), *waits, *([""] if models else []), *models]
     return "\n".join([*parts, *([""] if items else []), *items])
 
 

@@ -92,8 +92,7 @@ def plan(
         for note in notes:
             say(note)
         problems = [problem for one in targets for problem in one.problems]
-        if too_large := _too_large(named.model, problems, card):
-            say(too_large)
+        too_large = say_too_large(named.model, problems, card)
         classes = {one.server.architecture for one in targets if one.server.architecture}
         served = all(names_model(found.name, found.version, one) for one in classes)
     made = planned(problems, found, card, flags, choice, wanted, notes=notes)
@@ -103,11 +102,11 @@ def plan(
     elif too_large:
         say("next: plan with the larger --tp of your servers")
     elif any(one.to_tune for one in made.problems):
-        words = [*_given(context), *["--all"] * every]
+        words = [*given_words(context), *["--all"] * every]
         say(f"next, on a machine with this GPU: {command_line('tuner', 'tune', *words)}")
     if made.on_shelf and cluster is None and not too_large:
         tunes = {o.name for f in families() for o in f.options if o not in f.shaping}
-        words = list(_given(context, {"effort", *tunes}))
+        words = list(given_words(context, {"effort", *tunes}))
         say(f"to write the shelf's files: {command_line('tuner', 'export', *words)}")
 
 
@@ -172,25 +171,29 @@ def planned(
     return replace(made, not_known=not_known(notes))
 
 
-def _given(context: typer.Context, others: Collection[str] = ()) -> Iterator[str]:
+def given_words(context: typer.Context, others: Collection[str] = ()) -> Iterator[str]:
     """Yield the words of this command's line for another command: all but the `others`."""
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
         if source is None or source.name != "COMMANDLINE" or name in ("as_json", *others):
             continue
+        value = context.params[name]
         if parameter.param_type_name == "option":
-            yield parameter.opts[0]
-        if context.params[name] is not True:
-            yield str(context.params[name])
+            yield (parameter.secondary_opts if value is False else parameter.opts)[0]
+        if not isinstance(value, bool):
+            yield str(value)
 
 
-def _too_large(model: Model | None, problems: Sequence[Problem], device: Device) -> str:
-    """Return a sentence if a model does not fit the cards, as far as its experts show."""
+def say_too_large(model: Model | None, problems: Sequence[Problem], device: Device) -> str:
+    """Say so if a model does not fit the cards, as far as its experts show. Return the sentence."""
     from tuner.families.fused_moe.models import too_large
     from tuner.families.fused_moe.problem import FusedMoe
 
     if model is None:
         return ""
     layers = (problem for problem in problems if isinstance(problem, FusedMoe))
-    return next(filter(None, (too_large(model, layer, device) for layer in layers)), "")
+    said = next(filter(None, (too_large(model, layer, device) for layer in layers)), "")
+    if said:
+        say(said)
+    return said

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli.app import command_of, group, open_results, say, show
-from tuner.cli.coverage import open_watching
+from tuner.cli.coverage import nothing_stored, open_watching
 from tuner.cli.options import DeviceOrHere, EngineSpec, Json, OneDevice, ResultsServer
 from tuner.cli.runs import waiting
 from tuner.devices.table import find_device
@@ -46,8 +46,9 @@ def list_results(
     """List the stored results by problem, device and engine."""
     from tuner.problems.results import counted
 
+    name = find_device(device).name if device else None
     with open_watching(server) as stored:
-        rows = list(stored.stored(find_device(device).name if device else None))
+        rows = list(stored.stored(name))
     cells = [
         (
             row["problem"],
@@ -64,6 +65,7 @@ def list_results(
         as_json,
         lambda: rows,
         lambda: table(heads, cells, drop=("newest", "state"), width=list_width()),
+        "" if rows else nothing_stored(name),
     )
 
 
@@ -78,7 +80,7 @@ def show_result(
     """Show a problem's entries: times, gain and roofline."""
     from tuner.devices.here import device_or_here
     from tuner.pictures.rows import rows_of
-    from tuner.pictures.write import as_text
+    from tuner.pictures.write import as_text, engines_of
 
     card = device_or_here(device)
     with open_results(server) as store:
@@ -86,7 +88,11 @@ def show_result(
     rows = rows_of(winners[0].problem, winners, card)
     show(
         as_json,
-        lambda: {"problem": problem, "rows": [row.as_json() for row in rows]},
+        lambda: {
+            "problem": problem,
+            "engines": engines_of(winners),
+            "rows": [row.as_json() for row in rows],
+        },
         lambda: as_text(winners[0].problem, rows, winners),
     )
 

@@ -23,6 +23,7 @@ from tuner.cli.options import (
     Target,
     Tp,
 )
+from tuner.cli.plan import say_too_large
 from tuner.cli.problems import TargetOptions, selection_of, targets_and_settings
 from tuner.cli.targets import read_command_target
 from tuner.devices.table import Device, find_device
@@ -94,6 +95,7 @@ def submit(
         found = model_jobs(targets, place, card, flags, kind, request_of, unread=not every)
         for note in (*found.notes, *found.left_out):
             say(note)
+        say_too_large(named.model, [one for some in targets for one in some.problems], card)
         priority = Priority.URGENT if urgent else Priority.NORMAL
         answers = queue.submit_all(found.requests, priority=priority) if found.requests else []
         waiting = {reason for one in answers if (reason := queue.waiting(one.job))}

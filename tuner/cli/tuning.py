@@ -23,7 +23,7 @@ from tuner.cli.options import (
     Target,
     Tp,
 )
-from tuner.cli.plan import asked_by_cluster, planned
+from tuner.cli.plan import asked_by_cluster, planned, say_too_large
 from tuner.cli.problems import TargetOptions, selection_of, targets_and_settings
 from tuner.cli.runs import run_all, say_other_triton
 from tuner.cli.targets import read_command_target
@@ -158,6 +158,7 @@ def _of_target(
     targets, flags = targets_and_settings(asked, choice, every)
     problems = [problem for found in targets for problem in found.problems]
     notes = [note for found in targets for note in found.notes]
+    say_too_large(named.model, problems, card)
     return _Work(card, engine, problems, flags, notes, every or choice.names == ALL)
 
 

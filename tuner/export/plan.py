@@ -304,7 +304,9 @@ def _file(
     if isinstance(engine, Elsewhere):
         return FoundFile.UNKNOWN, ""
     try:
-        path = delivery_of(engine, family_of(problem).name).shipped_file(problem, device)
+        delivery = delivery_of(engine, family_of(problem).name)
+        found = (delivery.shipped_file(problem, card) for card in device.under_each_name)
+        path = next(filter(None, found), None)
     except UnsupportedKernel:
         return FoundFile.NONE, ""
     if path is None:

@@ -59,7 +59,7 @@ def select(
     if not chosen:
         spec = wanted[0].spec()
         near = did_you_mean(spec, [winner.problem.spec() for winner in winners]) if typed else ""
-        raise no_winners(device, engine, spec, target=spec if typed else "MODEL", near=near)
+        raise no_winners(device, engine, spec, near=near)
     return chosen
 
 
@@ -68,20 +68,21 @@ def no_winners(
     engine: Engine,
     spec: str = "",
     *,
-    target: str = "MODEL",
+    first: Sequence[str] = (),
     near: str = "",
     or_else: str = "",
 ) -> ExportRefused:
     """Return the error that a store has no winners, for one problem if `spec` is given.
 
-    It names the command that tunes `target`. `or_else` is for the command line alone.
+    It names the command of the words `first`, or the command that tunes the problem. `or_else` is
+    for the command line alone.
     """
     place = ("--device", device.name, "--engine", f"{engine.name}=={engine.version}")
-    tune = command_line("tuner", "tune", target, *place)
+    command = command_line("tuner", *(first or ("tune", spec or "MODEL", *place)))
     of = f"{spec} on " if spec else ""
     return ExportRefused(
         f"the store has no winners for {of}{device.name} with {engine.name} {engine.version}: ",
-        cli=f"run `{tune}` first{near}{or_else}",
+        cli=f"run `{command}` first{near}{or_else}",
         api=f"post a job for the device {device.name} first{near}",
         page=f"queue a job for the device {device.name} first{near}",
     )

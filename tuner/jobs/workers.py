@@ -230,10 +230,11 @@ class JobRequirements:
             return ""
         name, version = _parts(self.engine)
         what = f"{name} {version}" if version else name
+        host = "both" if self.needs_gpu else what
         card = f"with {self.device}" if self.needs_gpu else f"for predictions of {self.device}"
         text = f"no worker {card} and {what}"
         if not able:
-            return f"{text} was ever seen"
+            return f"{text} was ever seen: start `tuner worker` on a host with {host}"
         living = [one for one in able if one.alive]
         if aside := [one for one in living if one.state is WorkerState.SET_ASIDE]:
             return f"{text} takes jobs: {aside[0].info.name} is set aside: {aside[0].reason}"

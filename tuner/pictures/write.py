@@ -59,11 +59,11 @@ def _html_table(rows: Sequence[PictureRow]) -> str:
 
 
 def as_text(problem: Problem, rows: Sequence[PictureRow], winners: Sequence[Winner]) -> str:
-    """Return a heading, a table that fits 80 columns, and the gains in one sentence.
+    """Return a heading, the software, a table that fits 80 columns, and the gains in one sentence.
 
     The table has the sizes with a time; a line names the others.
     """
-    parts = [fill(title_of(problem), _COLUMNS)]
+    parts = [fill(title_of(problem), _COLUMNS), fill(_software(winners), _COLUMNS)]
     timed = [row for row in rows if row.timed]
     headers = _headers(timed)
     for title, some in _by_chart(timed).items():
@@ -104,6 +104,12 @@ def title_of(problem: Problem) -> str:
     """
     kind, _, shape = problem.spec().partition(":")
     return f"{kind} {shape.replace(',', ', ')}"
+
+
+def engines_of(winners: Sequence[Winner]) -> list[str]:
+    """Return the engines of some winners, each with its version: sglang==0.5.16."""
+    places = (one.environment for one in winners)
+    return sorted({f"{place.engine}=={place.engine_version}" for place in places})
 
 
 def _software(winners: Sequence[Winner]) -> str:
