@@ -97,8 +97,11 @@ class WarmProcess(ChildProcess):
 @contextmanager
 def warm_compilers(shared: Path) -> Iterator[None]:
     """Farms whose cache lies in `shared` hand their processes on."""
-    WarmProcess.shared = shared
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tuner.compile.farm.ChildProcess", WarmProcess)
-        yield
-    WarmProcess.end_all()
+        patch.setattr(WarmProcess, "shared", shared, raising=False)
+        patch.setattr(WarmProcess, "_waiting", [])
+        try:
+            yield
+        finally:
+            WarmProcess.end_all()

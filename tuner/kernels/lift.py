@@ -144,13 +144,13 @@ def lift_files(
     """
     functions = tuple((path, *names) for path, names in files.items())
     asked = (root, origin, platform, functions)
-    if asked in _LIFTED:
-        lifted, read = _LIFTED[asked]
+    if before := _LIFTED.get(asked):  # another thread may clear it
+        lifted, read = before
         if all(digest_of(path) == digest for path, digest in read.items()):
             return lifted
     source = EngineSource(root, origin, platform_probes(platform))
     lifted = lift_from(source, files)
-    if len(_LIFTED) >= 64:  # more than a command's, less than the tests'
+    if len(_LIFTED) >= 64:  # more than a command asks for
         _LIFTED.clear()
     _LIFTED[asked] = lifted, source.digests()
     return lifted
