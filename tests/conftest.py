@@ -6,7 +6,7 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -61,14 +61,16 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def compile_cache(run_folder: Path) -> Path:
+def compile_cache(run_folder: Path) -> Iterator[Path]:
     """A folder of compiled kernels for all tests of a run; a test about compiling has another.
 
-    Results lie there under keys of all that decides them, and several processes may use it.
+    Results lie there under keys of all that decides them, and several processes may use it. Compile
+    processes of this process that use it go from one farm to the next.
     """
     folder = run_folder / "compile-cache"
     folder.mkdir(exist_ok=True)
-    return folder
+    with importlib.import_module("warm_compilers").warm_compilers(folder):
+        yield folder
 
 
 @pytest.fixture(scope="session")

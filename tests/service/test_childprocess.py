@@ -7,8 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from warm_compilers import WarmProcess, warm_compilers
 
-from tuner.childprocess import ChildProcess
+from tuner.childprocess import ChildDied, ChildProcess
 
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
 
@@ -30,7 +31,9 @@ def test_requests_are_answered_in_order_and_prints_are_no_answers(child):
 
 PARENT = """
 import os, signal
-from tuner.childprocess import ChildProcess
+from warm_compilers import WarmProcess, warm_compilers
+
+from tuner.childprocess import ChildDied, ChildProcess
 child = ChildProcess("echo_child", dict(os.environ))
 child.wait_until_ready(60)
 pid, sleeper = child._process.pid, child.ask({}, 60)["sleeper"]
@@ -75,3 +78,36 @@ def test_a_child_ends_with_all_that_it_started_when_its_stdin_does():
     assert select.select([sleeper], [], [], 60)[0], "what it started still runs"
     process.stdout.close()
     os.close(sleeper)
+
+
+def test_a_process_that_owes_no_answer_goes_to_the_next_farm_of_its_environment(tmp_path):
+    ours = {**ENV, "TRITON_CACHE_DIR": f"{tmp_path}/ours"}
+
+    def started(env: dict[str, str]) -> WarmProcess:
+        process = WarmProcess("echo_child", env)
+        assert process.wait_until_ready(60) == {"ready": True}
+        return process
+
+    def handed_on(process: WarmProcess) -> bool:
+        pid = process._process.pid
+        process.end()
+        process.reap()
+        found = started(ours)
+        found._owes = True
+        found.reap()
+        return found._process.pid == pid
+
+    with warm_compilers(tmp_path):
+        idle = started({**ours, "TUNER_DATABASE_URL": "of one test"})
+        assert idle.ask({"number": 1}, 60)["number"] == 1
+        assert handed_on(idle)
+        with pytest.raises(ChildDied):
+            idle.ask({}, 60)  # it is another farm's
+        busy = started(ours)
+        with pytest.raises(TimeoutError):
+            busy.ask({}, 0)
+        assert not handed_on(busy)
+        assert not handed_on(started({**ENV, "TRITON_CACHE_DIR": "/elsewhere"}))
+        assert not handed_on(started({**ours, "PATH": "/usr/bin"}))
+        (other,) = WarmProcess._waiting
+    assert other._process.returncode is not None
