@@ -31,9 +31,7 @@ def test_requests_are_answered_in_order_and_prints_are_no_answers(child):
 
 PARENT = """
 import os, signal
-from warm_compilers import WarmProcess, warm_compilers
-
-from tuner.childprocess import ChildDied, ChildProcess
+from tuner.childprocess import ChildProcess
 child = ChildProcess("echo_child", dict(os.environ))
 child.wait_until_ready(60)
 pid, sleeper = child._process.pid, child.ask({}, 60)["sleeper"]
