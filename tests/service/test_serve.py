@@ -264,7 +264,8 @@ def test_the_first_start_makes_a_key_that_the_command_line_finds(env):
             command = line.replace("tuner jobs", f"{TUNER} jobs")
             run = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True)
             assert run.returncode == 0, run.stderr
-            assert ('{"jobs":[],"next":null}', "job  state")[number] in run.stdout
+            said_of_none = ('{"jobs":[],"next":null}', "there is no job: `tuner jobs submit")
+            assert said_of_none[number] in run.stdout + run.stderr
         assert number == 1
     (key,) = json.loads(tuner(env, "admin", "keys", "list", "--json").stdout)
     assert (key["name"], key["scope"], key["state"]) == ("local", "admin", "valid")
