@@ -39,7 +39,7 @@ def package(version: str) -> Path:
 
 
 def functions(version: str, file: str, wanted: set[str], names: dict[str, Any]) -> dict[str, Any]:
-    """Functions and constants of a release's file, with `names` in place of what it imports."""
+    """Return functions and constants of a release's file, with `names` in place of its imports."""
     path = package(version) / file
     tree = ast.parse(path.read_text(encoding="utf-8"))
     tree.body = [n for n in tree.body if _name(n) in wanted]

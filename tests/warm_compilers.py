@@ -1,7 +1,7 @@
 """Compile processes that go from one farm to the next.
 
-A process imports Triton and compiles its first kernel for most of a second, and the next ones for
-a tenth. The farms of hundreds of tests need one or two kernels each.
+A process needs most of a second to import Triton and compile its first kernel, and a tenth for
+each later kernel. The farms of hundreds of tests need one or two kernels each.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from tuner.files import read_value
 from tuner.jobs.attempts import AttemptLimits
 from tuner.store.connect import PoolLimits, database_url
 
-# Of a worker, its child and its nights. A worker that is to stop gives a frozen PostgreSQL up
-# before Compose kills it, after 60 s.
+# The limits of a worker, its child and its nights. A worker that is to stop gives a frozen
+# PostgreSQL up before Compose kills the worker, after 60 s.
 STORE_LIMITS = PoolLimits(statement_s=20, connect_s=5)
 _SCHEMES = ("redis", "rediss")
 _LONGEST_LIMIT_S = 7 * 86_400

@@ -1,4 +1,4 @@
-"""What a machine measured has the same winners in the store of another machine, for each family."""
+"""Results of a machine give the same winners in another machine's store."""
 
 import os
 from dataclasses import replace
@@ -26,7 +26,7 @@ LAYER = "fused_moe:E=16,N=256,K=512,top_k=4,dtype=bfloat16"
 PROMPTS = {"prompts": [{"sequences": 1, "tokens": 1000}, {"sequences": 2, "tokens": 512}]}
 EXTEND = {"workload": [{"batch_size": 3, "new_tokens": 100, "cached_tokens": 50}]}
 DECODE = {"workload": [{"batch_size": 3, "cached_tokens": n} for n in (700, 9000)]}
-# Runs: a problem, an engine, and points beside those that the family has by default.
+# A problem, an engine, and points that are not the family's default points, for each run.
 RUNS = [
     (LAYER, SGLANG, {"batch_sizes": [7, 96]}),
     (LAYER, SGLANG, {"batch_sizes": [33], "gemms": ["up"]}),

@@ -195,7 +195,7 @@ def test_what_is_left_alone_by_now_is_removed(engine, tmp_path):
 
 
 def test_files_of_a_users_own_folder_are_not_lost(engine, tmp_path):
-    """Of one an engine has a file too, of the other there are winners."""
+    """There are winners of both problems, and the engine ships a file for the first."""
     shipped = moe_engine(engine).package_root / "configs"
     beside = next(path.relative_to(shipped) for path in shipped.rglob("*.json"))
     configs = tmp_path / "configs"

@@ -1,4 +1,4 @@
-"""Which night a round is of, whoever asks for it: each night is done once, at its hour or later."""
+"""Each night is done once, at its hour or later, whoever asks for a round."""
 
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -44,7 +44,7 @@ class Service:
         return str(done.get("skipped", done["date"]))
 
     def rounds(self) -> dict[int, list[bool]]:
-        """Whether each round was forced, by the day of its night."""
+        """Return whether each round was forced, by the day of its night."""
         nights = NightStore(self.store, self.clock).nights()
         return {
             night.date.day: [one["forced"] for one in (night.summary or {})["rounds"]]

@@ -61,7 +61,7 @@ class Host:
 
 @dataclass
 class Fleet:
-    """A service and its hosts; a day is a night, and what the hosts do after it."""
+    """A service and its hosts. A day has a night, and the work that the hosts do after it."""
 
     settings: Settings
     store: Database
@@ -139,7 +139,7 @@ def test_hosts_with_two_drivers_do_not_make_each_other_s_results_stale(fleet):
     hosts = [Host("a", NEW), Host("b", replace(NEW, driver="570.1"))]
     first, second, third, *later = fleet.days(hosts, 6)
     assert [first, second] == IN_TURN[:2]
-    # The second host was first to work on the second day, with a driver that nobody had seen.
+    # The second host worked first on the second day, and its driver was new to the store.
     assert third == {"stale": [0, 2], "revalidated": [1]}
     assert sorted(later, key=str) == IN_TURN[:3]
 

@@ -128,7 +128,7 @@ class TestLimits:
             connection.execute(text("SELECT pg_sleep(60)"))
 
     def test_a_server_that_is_frozen_is_given_up(self, postgres_url, monkeypatch):
-        """It keeps none of its own limits, and its kernel acknowledges what it is sent."""
+        """A frozen server keeps none of its limits, and its kernel acknowledges what it is sent."""
         monkeypatch.setattr("tuner.store.postgres.GRACE_S", 0.1)
         monkeypatch.setattr("tuner.store.postgres.PING_S", 0.1)
         with JobStore.open(postgres_url, PoolLimits(statement_s=0.2)) as jobs:

@@ -1,4 +1,4 @@
-"""What a 0 in a field of a config.json means: none, or a file that no engine can run."""
+"""A 0 in a field of a config.json means none, or a file that no engine can run."""
 
 import pytest
 from checkpoints import config_json
@@ -94,7 +94,7 @@ def test_a_0_that_no_engine_can_run_is_refused(tmp_path, subtests):
     assert str(file) in str(read_model(file).unread["attention"])
 
 
-NONE = [  # (other fields, the field, what it is read as)
+NONE = [  # (other fields, the field with 0, the value that is read)
     ({}, "v_head_dim", None),  # DeepSeek OCR
     ({}, "kv_lora_rank", None),
     ({}, "n_shared_experts", None),

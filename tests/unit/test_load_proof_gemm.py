@@ -188,7 +188,7 @@ def test_the_one_line_of_a_folder_that_serves_a_fleet_is_read(said, tmp_path):
 
 
 def test_of_a_card_with_two_names_the_server_s_own_counts(subtests):
-    """An export has a file for each name; a server asks by one of them."""
+    """An export has a file for each name of the card, and a server asks by its driver's name."""
     names = [f"E=77,N=384,device_name=AMD_Instinct_MI355{end}" for end in ("X", "_OAM")]
     folder = Deployed(tuned={f"configs/{name}.json": {"ok": 1} for name in names})
     for deployed, own in product((folder, replace(folder, asked=frozenset(names))), names):

@@ -104,7 +104,7 @@ def test_a_job_is_for_a_version_that_a_living_worker_has(here, workers, pinned):
     ],
 )
 def test_repeated_work_is_for_the_workers_that_take_it_or_are_expected_back(workers, newest):
-    """Of a worker that was started again, the last start tells; 0.5.16 is on this machine."""
+    """The last start of a worker tells its engines; 0.5.16 is on this machine."""
     assert replace(MEASURE, engine="sglang").newest(workers, "0.5.16").engine == newest
     assert MEASURE.newest(workers, "0.5.1") == MEASURE
 

@@ -115,7 +115,7 @@ def _check_files(
     served: tuple[str, int, str | None, str],
     choice: FamilyChoice,
 ) -> list[CheckResult]:
-    """Check files for what is `served`; their names alone if the GPU is refused."""
+    """Check files for the servers of `served`. If the GPU is refused, check their names alone."""
     from tuner.devices.here import card_to_check_or_here, device_or_here
 
     model, tp, dtype, server_args = served

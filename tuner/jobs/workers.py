@@ -193,7 +193,7 @@ class JobRequirements:
         return replace(self, engine=newest)
 
     def newest(self, workers: Iterable[WorkerStatus], here: str | None) -> JobRequirements:
-        """Return the same requirements with the newest version that one of the `takers` prefers.
+        """Return the same requirements with the newest version that a worker of `takers` prefers.
 
         Without takers, return `pinned`. Repeated work must not go back to an old version.
         """

@@ -102,7 +102,7 @@ class Lifted:
         return path
 
 
-# By what was asked for: the answer, and a digest of each file that was read for it.
+# Lifted kernels by what was asked for, each with a digest of each file that was read for them.
 _LIFTED: dict[tuple[object, ...], tuple[Lifted, Mapping[Path, bytes]]] = {}
 
 

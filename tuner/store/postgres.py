@@ -124,5 +124,5 @@ def connect_options(
         "tcp_user_timeout": 25_000,
     }
     options = {name: value for name, value in options.items() if name not in url.query}
-    # Of two values for a setting, PostgreSQL takes the later: the URL's.
+    # PostgreSQL takes the later of two values for a setting: the URL's.
     return {**options, "options": " ".join([*settings, *given])}

@@ -47,7 +47,7 @@ class Space:
     unsaid: Mapping[str, int] = field(default_factory=dict)
     # Gives the configuration that stands for all that run the same way.
     settle: Callable[[Mapping[str, int]], Mapping[str, int]] | None = None
-    # Of a narrowed space: the space that it was made of, which keeps the first of its rules.
+    # The space that a narrowed space was made of, whose rules are the first of its rules.
     _wider: Space | None = field(default=None, init=False, repr=False, compare=False)
 
     def broken_rule(self, config: Config) -> Rule | None:
